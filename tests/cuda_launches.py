@@ -1,0 +1,202 @@
+"""Launches for the tests of the CUDA target: single ones, those of the language's tests, those of
+mlx-lm; compiled, as PTX, or acted out on the host."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from cuda_on_host import launch as launch_on_host
+
+from zmlx import metal
+from zmlx.targets import cpu, cuda, nvrtc
+
+ARCHITECTURES = ("sm_80", "sm_90a")
+
+needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+
+#: What `cuda.compiled` and `cpu.text` take: specification, arrays, template, grid, threadgroup,
+#: shapes and dtypes of the outputs.
+Launch = tuple[Any, ...]
+
+
+def spec_of(
+    source: str,
+    inputs: tuple[str, ...] = ("x",),
+    outputs: tuple[str, ...] = ("y",),
+    header: str = "",
+    **options: Any,
+) -> metal.KernelSpec:
+    return metal.KernelSpec("k", inputs, outputs, source, header, **options)
+
+
+def launch_of(
+    source: str,
+    n: int = 64,
+    group: Any = 32,
+    *,
+    grid: Any = None,
+    arrays: Any = None,
+    dtype: mx.Dtype = mx.float32,
+    template: Any = (),
+    **options: Any,
+) -> Launch:
+    """A kernel from x to y, of n elements each."""
+    arrays = (mx.zeros((n,), dtype),) if arrays is None else arrays
+    grid = (n, 1, 1) if grid is None else grid
+    group = (group, 1, 1) if isinstance(group, int) else group
+    return spec_of(source, **options), arrays, template, grid, group, ((n,),), (dtype,)
+
+
+def text_of(launch: Launch) -> str:
+    return cpu.text(launch[0], "cuda", *launch[1:])
+
+
+def flags_of(launch: Launch) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """NVRTC's options and the kernel's numbers."""
+    spec, arrays, _, grid, group, _, _ = launch
+    return cuda._arguments(spec, text_of(launch), cuda.geometry(spec.name, grid, group), arrays)
+
+
+def ptx_of(launch: Launch, arch: str = "compute_90") -> str:
+    program = nvrtc.compile(text_of(launch), arch, flags_of(launch)[0], kind="PTX")
+    return program.image.decode(errors="replace")
+
+
+def compile_all(
+    launches: Iterable[Launch], architectures: Iterable[str] = ARCHITECTURES
+) -> list[str]:
+    """Compiles launches, as many at once as there are cores; the errors."""
+    errors = []
+
+    def one(job: tuple[Launch, str]) -> None:
+        launch, arch = job
+        try:
+            cuda.compiled(*launch, arch)
+        except RuntimeError as error:
+            errors.append(f"{launch[0].name} for {arch}: {error}")
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(one, itertools.product(launches, architectures)))
+    return errors
+
+
+class Recorded(Exception):
+    """Stops a test of the language once its kernel is known."""
+
+
+NATIVE = Path(__file__).parent / "native"
+#: Tests of the language whose lanes part in ways that CUDA leaves open, or that take long.
+LONG = {"test_attributes", "test_collectives", "test_cooperative", "test_divergence"}
+#: Tests whose kernels are not meant to run, or are not written there.
+OTHER = {"test_refusals", "test_mlx_lm_kernels", "test_language_is_metal"}
+
+
+def language_modules(*, long: bool) -> list[str]:
+    """The modules of the language's tests."""
+    names = {path.stem for path in NATIVE.glob("test_*.py")} - OTHER
+    return sorted(names if long else names - LONG)
+
+
+def language_kernels(*modules: str) -> list[Launch]:
+    """Launches of the kernels that the tests of the language execute on the CPU."""
+    sys.path.insert(0, str(NATIVE))
+    source = importlib.import_module("metal_source")
+    launches = []
+
+    class Recorder:
+        def __init__(self, text, inputs=None, output=(1, mx.float32), grid=1, group=1,
+                     template=None, header="", atomic=False, init=None, name=None):  # fmt: skip
+            inputs, (shape, dtype) = inputs or {}, output
+            spec = metal.KernelSpec(
+                name or "test", tuple(inputs), ("out",), text, header, True, atomic
+            )
+            arrays = tuple(v if isinstance(v, mx.array) else mx.array(v) for v in inputs.values())
+            shape = (shape,) if isinstance(shape, int) else tuple(shape)
+            launches.append((spec, arrays, tuple((template or {}).items()), source.triple(grid),
+                             source.triple(group), (shape,), (dtype,)))  # fmt: skip
+
+        def __call__(self):
+            raise Recorded
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source, "Metal", Recorder)
+        for name in modules:
+            module = importlib.import_module(name)
+            if hasattr(module, "Metal"):
+                patch.setattr(module, "Metal", Recorder)
+            for test in (f for n, f in vars(module).items() if n.startswith("test_")):
+                run_until_recorded(test)
+    return launches
+
+
+def run_until_recorded(test: Callable[..., None]) -> None:
+    """Calls a test with each combination of its parameters."""
+    axes = []
+    for mark in getattr(test, "pytestmark", []):
+        if mark.name == "parametrize":
+            names = mark.args[0]
+            names = [n.strip() for n in names.split(",")] if isinstance(names, str) else names
+            rows = [v if len(names) > 1 else (v,) for v in mark.args[1]]
+            axes.append([dict(zip(names, row, strict=True)) for row in rows])
+    for combination in itertools.product(*axes):
+        values = {k: v for axis in combination for k, v in axis.items()}
+        if set(values) != set(inspect.signature(test).parameters):
+            return  # it takes fixtures
+        try:
+            test(**values)
+        except Recorded:
+            continue
+
+
+def taken_by_cpu(launch: Launch) -> bool:
+    """Whether the CPU's rewriter takes the text, and its limits allow it."""
+    try:
+        cpu.text(launch[0], "cpu", *launch[1:])
+    except RuntimeError:
+        return False
+    return True
+
+
+def distinct(launches: Iterable[Launch]) -> list[Launch]:
+    """Without repeats of text, template arguments and dtypes."""
+    return list({(x[0].body, x[0].header, x[2], x[6]): x for x in launches}.values())
+
+
+def mlx_lm_launches(dtype: mx.Dtype) -> Iterator[Launch]:
+    """The kernels of mlx-lm as it calls them."""
+    pytest.importorskip("mlx_lm")
+    from mlx_lm_kernels import calls
+
+    for c in calls(dtype):
+        spec = metal.KernelSpec(c.name, c.input_names, c.output_names, c.source, c.header)
+        yield (spec, c.inputs, c.template, c.grid, c.threadgroup, c.output_shapes, c.output_dtypes)
+
+
+def run_on_host(launch: Launch, folder: Path) -> list[np.ndarray]:
+    """The outputs of a launch that is acted out on the host."""
+    spec, arrays, _, grid, group, shapes, dtypes = launch
+    flags, numbers = flags_of(launch)
+    place = cuda.geometry(spec.name, grid, group)
+    inputs = [to_numpy(x) for x in arrays]
+    outputs = [
+        np.zeros(s, to_numpy(mx.zeros((1,), d)).dtype) for s, d in zip(shapes, dtypes, strict=True)
+    ]
+    launch_on_host(
+        text_of(launch), flags, [*inputs, *outputs], numbers, place.grid, place.block, folder
+    )
+    return outputs
+
+
+def to_numpy(x: mx.array) -> np.ndarray:
+    """A NumPy copy; a bfloat16 as its 16 bits."""
+    return np.array(x.view(mx.uint16)) if x.dtype == mx.bfloat16 else np.array(x)

@@ -1,0 +1,312 @@
+"""Declarations of the Metal language: address spaces, constants, templates, classes, macros."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+from language_case import INDEX, Case, X, in_all_ways
+
+ADDRESS_SPACES = {
+    "pointers of every space": Case(
+        """
+        device float* d = out; const device float* p = x; device const float* q = x + 1;
+        thread float local[2] = {p[i], q[0]}; thread float* t = local;
+        thread float& reference = t[1]; reference += 1;
+        r = *t + local[1] + (d == out);
+        """,
+        X + -1.0 + 1,
+    ),
+    "casts": Case(
+        """
+        const device uint* bits = (const device uint*)x;
+        r = as_type<float>(reinterpret_cast<const device uint*>(x)[i]) + (bits[3] == 0);
+        """,
+        X + 1,
+    ),
+    "a helper with pointers and references": Case(
+        "float a[4] = {1, 2, 3, 4}; float s = 0; add(x + i, a, s); r = s;",
+        X + 10,
+        """
+        inline void add(const device float* x, const thread float (&a)[4], thread float& s) {
+            s = *x;
+            for (int k = 0; k < 4; ++k) s += a[k];
+        }
+        """,
+    ),
+    "a template on the pointer type": Case(
+        "constant float* c = table; r = first(x + i) + first(c);",
+        X + 5,
+        "constant float table[1] = {5};\ntemplate <typename P> float first(P p) { return p[0]; }",
+    ),
+    "small inputs are constant, large ones device": Case(
+        "r = get(c + i) + get_constant(c + i);",
+        2 * X[:7],
+        """
+        float get(const constant float* p) { return *p; }
+        float get_constant(constant float* p) { return *p; }
+        """,
+        x=X[:7],
+    ),
+    "overloads by address space with one body are one": Case(
+        "thread float v = 2; r = twice(x + i) + twice(&v);",
+        2 * X + 4,
+        """
+        inline float twice(const device float* p) { return *p * 2; }
+        inline float twice(const thread float* p) { return *p * 2; }
+        """,
+    ),
+    "overloads of templates and methods by address space": Case(
+        "Pair p = {x[i], 1}; r = p.sum() + load<float>(x, i);",
+        2 * X + 1,
+        """
+        struct Pair {
+            float a, b;
+            float sum() const thread { return a + b; }
+            float sum() const device { return a + b; }
+            float sum() const constant { return a + b; }
+        };
+        template <typename T> T load(const device T* p, uint at) { return p[at]; }
+        template <typename T> T load(constant T* p, uint at) { return p[at]; }
+        template <typename T> T load(const threadgroup T* p, uint at) { return p[at]; }
+        """,
+    ),
+}
+
+CONSTANTS = {
+    "tables at file scope": Case(
+        "r = table[i % 4] + grid[i % 2][1] + points[1].y + N + codes[0];",
+        np.array([1, 2, 3, 4])[INDEX % 4] + np.array([20, 40])[INDEX % 2] + 4 + 3 + 7,
+        """
+        constant float table[4] = {1, 2, 3, 4};
+        constant constexpr float grid[2][2] = {{10, 20}, {30, 40}};
+        struct Point { float x, y; };
+        static constant Point points[2] = {{1, 2}, {3, 4}};
+        constexpr constant int N = 3;
+        constant const uchar codes[] = {7};
+        """,
+    ),
+    "tables in functions": Case(
+        """
+        constant float table[] = {1, 2, 3, 4};
+        constexpr constant float more[2] = {10, 20};
+        const float plain[2] = {100, 200};
+        r = table[i % 4] + more[i % 2] + plain[i % 2] + lookup(i);
+        """,
+        np.array([1, 2, 3, 4])[INDEX % 4] + np.array([110, 220])[INDEX % 2] + INDEX % 4 * 1000,
+        "float lookup(uint i) { constant float t[4] = {0, 1000, 2000, 3000}; return t[i % 4]; }",
+    ),
+    "a constant bounds an array": Case(
+        "float a[N * 2] = {}; a[N] = x[i]; r = a[3] + sizeof(a);", X + 24, "constant int N = 3;"
+    ),
+    "constant members of a struct": Case(
+        "r = Options::scale + Options::count * x[i];",
+        0.5 + 3 * X,
+        "struct Options { static constant constexpr float scale = 0.5;\n"
+        "static constant int count = 3; };",
+    ),
+    "a constant template": Case(
+        "r = two<float> * x[i];", 2 * X, "template <typename T> constant T two = T(2);"
+    ),
+}
+
+TEMPLATES = {
+    "type, integer and flag arguments": Case(
+        "T v = T(x[i]); float a[N]; for (int k = 0; k < N; ++k) a[k] = k;"
+        "r = FLAG ? v + a[N - 1] : 0;",
+        np.float16(X) + 4,
+        template={"T": mx.float16, "N": 5, "FLAG": True},
+    ),
+    "functions, defaults, specialisations, if constexpr": Case(
+        "r = apply<float, 3>(x[i]) + apply<int>(2) + name<half>() + name<float>();",
+        3 * X + 4 + 1 + 2,
+        """
+        template <typename T, int N = 2> T apply(T v) {
+            if constexpr (N > 2) return v * T(N); else { return v + v; }
+        }
+        template <typename T> int name() { return 0; }
+        template <> int name<half>() { return 1; }
+        template <> int name<float>() { return 2; }
+        """,
+    ),
+    "lists that close with >>": Case(
+        "Box<Box<float>> b; b.v.v = x[i]; r = b.v.v + Count<(3 > 2), 1>::n;",
+        X + 1,
+        "template <typename T> struct Box { T v; };\n"
+        "template <bool b, int k> struct Count { static constant constexpr int n = b ? k : 0; };",
+    ),
+    "recursion by template": Case(
+        "r = Power<3>::of(x[i]) + count<4>();",
+        X**3 + 4,
+        """
+        template <int N> struct Power {
+            static float of(float v) { return v * Power<N - 1>::of(v); }
+        };
+        template <> struct Power<0> { static float of(float v) { return 1; } };
+        template <int N> int count() {
+            if constexpr (N == 0) return 0; else return 1 + count<N - 1>();
+        }
+        """,
+    ),
+    "variadic templates": Case(
+        "r = total(x[i], 1, 2u);",
+        X + 3,
+        "template <typename T> float total(T v) { return v; }\n"
+        "template <typename T, typename... R> float total(T v, R... rest) {"
+        " return v + total(rest...); }",
+    ),
+    "comparisons are no template lists": Case(
+        "int N = 3, M = int(i); r = (M < N && N > 1) + (M < N) * 2 + (N >> 1) + (1 << M >> 1);",
+        (INDEX < 3) * 3 + 1 + ((1 << INDEX) >> 1),
+    ),
+}
+
+CLASSES = {
+    "structs with methods, constructors and operators": Case(
+        "Complex a(x[i], 1), b{2.0}; a += b * 2.0; r = a.norm() + Complex::unit().re + (a == a);",
+        (X + 4) ** 2 + 1 + 1 + 1,
+        """
+        struct Complex {
+            float re, im;
+            Complex(float re, float im = 0) : re(re), im{im} {}
+            float norm() const thread { return re * re + im * im; }
+            Complex operator*(float s) const { return Complex(re * s, im * s); }
+            thread Complex& operator+=(Complex other) thread {
+                re += other.re;
+                im += other.im;
+                return *this;
+            }
+            bool operator==(Complex o) const { return re == o.re && im == o.im; }
+            static Complex unit() { return Complex(1); }
+        };
+        """,
+    ),
+    "templates of structs with functors": Case(
+        "r = Reducer<Sum>::run(x + i, 1) + Reducer<Max>::run(x, 3);",
+        X + 3.25,
+        """
+        struct Sum {
+            static constexpr constant float init = 0;
+            float operator()(float a, float b) const { return a + b; }
+        };
+        struct Max {
+            static constexpr constant float init = -INFINITY;
+            float operator()(float a, float b) const { return max(a, b); }
+        };
+        template <typename Op> struct Reducer {
+            static float run(const device float* p, int n) {
+                float v = Op::init;
+                for (int k = 0; k < n; ++k) v = Op()(v, p[k]);
+                return v;
+            }
+        };
+        """,
+    ),
+    "lambdas": Case(
+        "float s = 1; auto add = [&](float v) { s += v; return s; };\n"
+        "auto twice = [=](auto v) -> float { return v * 2; };"
+        "r = add(x[i]) + twice(3) + [] { return 5; }();",
+        1 + X + 6 + 5,
+    ),
+    "enums, unions, aliases, namespaces": Case(
+        "Bits b; b.f = x[i]; Real v = b.f;r = v + int(Mode::second) + deep::down::value() + Third;",
+        X + 2 + 9 + 3,
+        """
+        enum class Mode : uchar { first = 1, second };
+        enum { Third = 3 };
+        union Bits { float f; uint u; };
+        typedef float Real;
+        namespace deep { namespace down { inline int value() { return 9; } } }
+        """,
+    ),
+    "local structs and using": Case(
+        "using namespace metal; using Real = float;"
+        "struct Pair { Real a; Real get() const { return a; } }; Pair p = {x[i]}; r = p.get();",
+        X,
+    ),
+    "brackets in an initialiser list": Case(
+        "Tile t; r = t.v[1] + t.n;",
+        5,
+        "struct Tile { float v[2]; int n; Tile() : v{1, 2}, n{3} {} };",
+    ),
+}
+
+PREPROCESSOR = {
+    "constants and functions": Case(
+        "r = SCALE * SQUARE(x[i]) + CLAMP(x[i], 0, 1);",
+        2 * X * X + np.clip(X, 0, 1),
+        "#define SCALE 2.0\n#define SQUARE(a) ((a) * (a))\n"
+        "#define CLAMP(v, lo, hi) \\\n    min(max(v, float(lo)), \\\n        float(hi))\n",
+    ),
+    "conditions": Case(
+        "r = x[i] + WHICH;",
+        X + 7,
+        """
+        #if defined(__METAL_VERSION__) && __METAL_VERSION__ >= 310 // a comment
+        #  if !defined(UNKNOWN) && (3 * 2 - 5 == 1 ? 1 : 0)
+        #    define WHICH 7
+        #  elif 1
+        #    error not here
+        #  endif
+        #else
+        #  define WHICH 1
+        #endif
+        #ifndef WHICH
+        #error nor here
+        #endif
+        """,
+    ),
+    "pasting, quoting, rest arguments": Case(
+        "float value1 = x[i]; r = NAME(value, 1) + SUM(1, 2, 3) + sizeof(TEXT(a + b)) + NONE();",
+        X + 6 + 6,
+        "#define NAME(a, n) a##n\n#define SUM(first, ...) add(first, __VA_ARGS__)\n"
+        "#define TEXT(t) #t\n#define NONE() 0\n"
+        "float add(float a, float b, float c) { return a + b + c; }",
+    ),
+    "expansion stops at its own name": Case(
+        "r = f(x[i]) + a;",
+        X + 3 + 5,
+        "constant float a = 5;\n#define a b\n#define b a\n"
+        "inline float f(float v) { return v + 1; }\n#define f(v) (f(v) + 2)\n",
+    ),
+    "a macro holds qualifiers, loops and literals": Case(
+        "LOCAL float s = 0; EACH(k, 4) { s += HALF; } r = s + *POINTER(x + i);",
+        2 + X,
+        "#define LOCAL thread\n#define EACH(k, n) for (uint k = 0; k < n; ++k)\n#define HALF 0.5\n"
+        "#define POINTER(p) ((const device float*)(p))\n",
+    ),
+    "definitions inside the body": Case(
+        "#define TWICE(a) (a + a)\nr = TWICE(x[i]);\n#undef TWICE\n", 2 * X
+    ),
+    "hints": Case(
+        """
+        r = 0;
+        #pragma unroll
+        for (int k = 0; k < 2; ++k) r += 1;
+        #pragma clang loop unroll(full)
+        for (int k = 0; k < 2; ++k) r += 1;
+        _Pragma("unroll") for (int k = 0; k < 2; ++k) r += 1;
+        [[unroll]] for (int k = 0; k < 2; ++k) r += 1;
+        MLX_MTL_PRAGMA_UNROLL
+        for (int k = 0; k < 2; ++k) r += x[i];
+        """,
+        8 + 2 * X,
+    ),
+    "Metal's own headers": Case(
+        "r = metal::abs(x[i]);",
+        np.abs(X),
+        "#include <metal_stdlib>\n#include <metal_simdgroup>\nusing namespace metal;",
+    ),
+}
+
+
+@in_all_ways(
+    {
+        "address spaces": ADDRESS_SPACES,
+        "constants": CONSTANTS,
+        "templates": TEMPLATES,
+        "classes": CLASSES,
+        "preprocessor": PREPROCESSOR,
+    }
+)
+def test_case(case: Case, way: str) -> None:
+    case.check(way)

@@ -1,0 +1,311 @@
+"""What the language lacks, and what is wrong with a kernel, is said with the user's own line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from metal_source import (
+    BREADTH_FIRST,
+    DEPTH_FIRST,
+    SCHEDULES,
+    Metal,
+    checking,
+    cpp,
+    run,
+    schedule,
+)
+
+
+def refusal(source: str, header: str = "", group: int = 1, **more: Any) -> str:
+    """The error of a kernel whose name is `wrong`."""
+    with pytest.raises(RuntimeError) as caught:
+        Metal(source, {"x": mx.ones((64,))}, (64, mx.float32), group, group, header=header,
+              name="wrong", **more)  # fmt: skip
+    return str(caught.value)
+
+
+# On line 2 of the source, unless the header has it.
+UNSUPPORTED = {
+    "double y = x[0];": "`double` is not supported: Metal has no double; use float",
+    "float y = 1.0L;": "the literal `1.0L` is not supported: Metal has float (1.0), half (1.0h)",
+    "goto end; end: return;": "`goto` is not supported: Metal has no goto; use a loop with break",
+    "throw 1;": "`throw` is not supported: Metal has no exceptions; write a sentinel value instead",
+    "try { } catch (...) { }": "`try` is not supported",
+    "struct S { virtual int f(); };": "`virtual` is not supported: Metal has no virtual functions",
+    "float* p = new float[4];": "`new` is not supported: Metal cannot allocate; declare an array",
+    "delete &x[0];": "`delete` is not supported",
+    'asm volatile("nop");': "`asm` is not supported: inline assembly runs on one target only",
+    "thread_local int k;": "`thread_local` is not supported",
+    "texture2d<float> t;": "`texture2d` is not supported: images cannot be bound",
+    "constexpr sampler s;": "`sampler` is not supported: images cannot be bound",
+    "depth2d_array<float> t;": "`depth2d_array` is not supported",
+    "constant int k [[function_constant(0)]];": "`[[function_constant]]` is not supported",
+    "raytracing::ray r;": "`raytracing` is not supported: ray tracing has no counterpart",
+    "tensor<device half, extents> t;": "`tensor` is not supported: Metal 4 tensors",
+    "std::sort(x, x);": "`std` is not supported: Metal has no std; its library is in namespace",
+    "threadgroup float a[2] = {0, 0};": "a threadgroup variable with an initial value is not supp",
+    "auto f = [&] { threadgroup float a[2]; };": "a threadgroup variable outside the kernel's body",
+    "#include <vector>": "#include <vector> is not supported: mx.fast.metal_kernel has no include",
+    "#error too few of them": "#error too few of them",
+    "#line 7": "the directive #line is not supported; remove it",
+}
+
+
+@pytest.mark.parametrize("group", [1, 32])
+@pytest.mark.parametrize("text", UNSUPPORTED)
+def test_unsupported_constructs_name_line_and_remedy(text: str, group: int) -> None:
+    message = refusal(f"out[0] = 1;\n{text}\nout[1] = 1;", group=group)
+    assert message.startswith(
+        f"[kernel wrong_float_float] line 2 of the source: {UNSUPPORTED[text]}"
+    )
+
+
+IN_HEADERS = {
+    "float f(float a) {\n  threadgroup float b[2];\n  return a;\n}": (
+        2,
+        "a threadgroup variable outside the kernel's body is not supported: declare it in the body",
+    ),
+    "// one\n/* two\n*/ fragment float f() { return 1; }": (3, "`fragment` is not supported"),
+    "float f(float a) { return a > 1 ? f(a - 1) : a; }": (1, "recursion (`f` calls itself)"),
+    "float g(float a);\nfloat f(float a) { return g(a); }\nfloat g(float a) { return f(a); }": (
+        2,
+        "recursion (`f` calls itself) is not supported: Metal has no call stack; use a loop",
+    ),
+    "float f(device float* a) { return *a; }\nfloat f(threadgroup float* a) { return -*a; }": (
+        2,
+        "overloads of `f` that differ in address space and in their bodies are not supported",
+    ),
+    "#if UNKNOWN(\n#endif": (1, "this #if condition is not an integer constant"),
+    "#ifdef A": (1, "this #if has no #endif"),
+    "#endif": (1, "#endif without #if"),
+    "#define F(a, b) a\nint k = F(1);": (2, "the macro F takes 2 arguments but got 1"),
+}
+
+
+@pytest.mark.parametrize("header", IN_HEADERS)
+def test_lines_of_the_header_are_the_headers(header: str) -> None:
+    line, what = IN_HEADERS[header]
+    message = refusal("out[0] = 1;", header + "\n")
+    assert message.startswith(f"[kernel wrong_float_float] line {line} of the header: {what}")
+
+
+def test_names_that_only_look_unsupported_are_names() -> None:
+    source = """
+        float sampler = 1; int tensor = 2; Sampler texture2d = {3};
+        out[0] = sampler + tensor + texture2d.vertex_count;
+    """
+    header = "struct Sampler { float vertex_count; Sampler(const thread Sampler&) = delete; };\n"
+    header = "struct Sampler { float vertex_count; };\n"
+    assert run(source, output=(1, mx.float32), header=header)[0] == 6
+
+
+# Of a mistake in a kernel: where it is, and a part of what the compiler says.
+MISTAKES = {
+    "out[0] = 1;\nout[1] = missing + 1;": ("", 2, "source", "out[1] = missing + 1;", "missing"),
+    "out[0] = f(1.0);": (
+        "float f(float a) {\n    return a.x;\n}\n", 2, "header", "return a.x;", "'x' in 'a'",
+    ),
+    "float3 a;\nfloat2 b;\nfloat c = (a + b).x;": ("", 3, "source", "float c = (a + b).x;", "vec"),
+    "bfloat b = 1.0;": ("", 1, "source", "bfloat b = 1.0;", "bfloat"),
+    "bfloat b = bfloat(1.0); b = b * 2.0f;": ("", 1, "source", "bfloat b", "bfloat"),
+    "float v = 1; v.xy = 2;": ("", 1, "source", "float v = 1; v.xy = 2;", "xy"),
+    'static_assert(sizeof(float) == 8, "floats are short");': (
+        "", 1, "source", "static_assert", "floats are short (4 == 8)",
+    ),
+    "#define TWICE(a) (a + a)\nout[0] = 1;\nout[1] = TWICE(missing);": (
+        "", 3, "source", "out[1] = TWICE(missing);", "missing",
+    ),
+    "out[0] = 1;\n}": ("", 2, "source", "", "this '}' closes the kernel itself"),
+    "out[0] = sum<float4>(1);": (
+        "template <typename T> float sum(T a) {\n    return simd_sum(a);\n}\n", 2, "header",
+        "return simd_sum(a);", "cannot convert",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("group", [1, 32])
+@pytest.mark.parametrize("source", MISTAKES)
+def test_mistakes_come_back_with_the_users_line(source: str, group: int) -> None:
+    header, line, where, text, what = MISTAKES[source]
+    message = refusal(source, header, group)
+    assert message.startswith(f"[kernel wrong_float_float] line {line} of the {where}: ")
+    assert text in message
+    assert what in message
+    assert "zk_" not in message
+
+
+def test_two_mistakes_are_both_reported() -> None:
+    message = refusal("out[0] = one;\nout[1] = 1;\nout[2] = two;")
+    assert "line 1 of the source: `out[0] = one;`" in message
+    assert "line 3 of the source: `out[2] = two;`" in message
+
+
+# ---- at run time --------------------------------------------------------------------------------
+
+
+def failure(source: str, group: int, **more: Any) -> str:
+    kernel = Metal(source, output=(64, mx.float32), grid=group, group=group, name="wrong", **more)
+    with pytest.raises(RuntimeError) as caught:
+        kernel()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("order", SCHEDULES)
+def test_threads_at_different_barriers_are_an_error(order: int) -> None:
+    source = """
+        if (thread_position_in_threadgroup.x < 40) {
+            threadgroup_barrier(mem_flags::mem_none);
+        } else {
+            threadgroup_barrier(mem_flags::mem_none);
+        }
+    """
+    with schedule(order):
+        message = failure(source, 64)
+    assert "[wrong] threads of one group wait at different barriers" in message
+    assert "line 3 of the source" in message
+    assert "line 5 of the source" in message
+
+
+@pytest.mark.parametrize("order", SCHEDULES)
+def test_threads_in_different_turns_at_a_barrier_are_an_error(order: int) -> None:
+    source = """
+        for (uint turn = 0; turn < 3; ++turn) {
+            if (turn == 0 && thread_position_in_threadgroup.x == 5) continue;
+            threadgroup_barrier(mem_flags::mem_none);
+        }
+    """
+    with schedule(order):
+        message = failure(source, 64)
+    assert "line 4 of the source in different turns of a loop or from different calls" in message
+
+
+def test_a_barrier_in_a_helper_names_the_header() -> None:
+    header = "void meet() {\n    threadgroup_barrier(mem_flags::mem_none);\n}\n"
+    source = "if (thread_position_in_threadgroup.x < 4) meet(); else meet();"
+    message = failure(source, 8, header=header)
+    assert "line 2 of the header in different turns of a loop or from different calls" in message
+
+
+def test_work_goes_on_after_a_failed_group() -> None:
+    """The threads that were given up leave nothing behind for the next launch."""
+    source = """
+        uint i = thread_position_in_threadgroup.x;
+        if (i == threadgroup_position_in_grid.x) threadgroup_barrier(mem_flags::mem_none);
+        threadgroup_barrier(mem_flags::mem_none);
+    """
+    assert "different barriers" in failure(source, 64)
+    good = "out[thread_position_in_grid.x] = simd_sum(1);"
+    assert run(good, output=(64, mx.float32), grid=64, group=64).tolist() == [32] * 64
+
+
+def test_threads_that_returned_are_not_waited_for() -> None:
+    source = """
+        uint i = thread_position_in_threadgroup.x;
+        if (i >= 40) return;
+        threadgroup uint a[64];
+        a[i] = i;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        out[i] = a[39 - i] + simd_sum(1);
+    """
+    kernel = Metal(source, output=(64, mx.float32), grid=64, group=64, init=0)
+    expected = [39 - i + (32 if i < 32 else 8) for i in range(40)] + [0] * 24
+    assert kernel().tolist() == expected
+    with (
+        checking(),
+        pytest.raises(
+            RuntimeError,
+            match="24 of 64 threads returned before the barrier in line 6 of the source",
+        ),
+    ):
+        kernel()
+
+
+def test_checking_shows_threadgroup_memory_that_nobody_wrote() -> None:
+    source = """
+        threadgroup float a[64];
+        threadgroup half b[64];
+        uint i = thread_position_in_threadgroup.x;
+        if (i > 0) { a[i] = i; b[i] = half(i); }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        out[i] = a[i] + float(b[i]);
+    """
+    kernel = Metal(source, output=(32, mx.float32), grid=32, group=32)
+    with checking():
+        result = kernel()
+    assert np.isnan(result[0])
+    assert result[1:].tolist() == [2 * i for i in range(1, 32)]
+
+
+def test_too_much_threadgroup_memory_names_the_sizes() -> None:
+    message = refusal("threadgroup float a[9000];\na[0] = 1;", group=32)
+    assert "line 1 of the source" in message
+    assert "(36000 <= 32768)" in message
+    source = "threadgroup float a[5000]; threadgroup half b[7000]; a[0] = 1; b[0] = 1;"
+    message = failure(source, 32)
+    assert "threadgroup variables take 34000 bytes, more than the 32768 that Metal has" in message
+
+
+def test_a_thread_with_too_many_variables_is_an_error_not_a_crash() -> None:
+    source = """
+        float a[40000];
+        uint i = thread_position_in_threadgroup.x;
+        for (uint k = 0; k < 40000; ++k) a[k] = i;
+        float s = simd_sum(a[i]);
+        for (uint k = 0; k < 40000; ++k) s += a[(k * 7) % 40000];
+        out[i] = s;
+    """
+    what = "a thread needs more than 64 KiB for its variables; use smaller arrays"
+    assert what in failure(source, 32)
+    with checking():
+        assert what in failure(source, 32)
+    alone = "float a[40000]; threadgroup float b[2]; uint i = thread_position_in_threadgroup.x;"
+    alone += "for (uint k = 0; k < 40000; ++k) a[k] = k * i; b[i] = a[i * 7]; out[i] = a[i];"
+    assert what in failure(alone, 2)
+
+
+def test_a_missing_barrier_shows_when_simdgroups_run_one_after_the_other() -> None:
+    """The race of mlx-lm's KL kernels: lane 0 overwrites what other simdgroups still read."""
+    source = """
+        threadgroup float shared[4];
+        uint i = thread_position_in_threadgroup.x, group = simdgroup_index_in_threadgroup;
+        if (thread_index_in_simdgroup == 0) shared[group] = group + 1;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        float largest = 0;
+        for (uint k = 0; k < 4; ++k) largest = max(largest, shared[k]);
+        {BARRIER}
+        float sum = simd_sum(largest);
+        if (thread_index_in_simdgroup == 0) shared[3 - group] = sum * 0;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        out[i] = largest;
+    """
+
+    def results(barrier: str) -> list[float]:
+        text = source.replace("{BARRIER}", barrier)
+        kernel = Metal(text, output=(128, mx.float32), grid=128, group=128)
+        found = []
+        for order in (BREADTH_FIRST, DEPTH_FIRST):
+            with schedule(order):
+                found.append(float(kernel().min()))
+        return found
+
+    assert results("") == [4, 1]
+    assert results("threadgroup_barrier(mem_flags::mem_threadgroup);") == [4, 4]
+
+
+# ---- the text -----------------------------------------------------------------------------------
+
+
+def test_the_rewrite_is_deterministic() -> None:
+    source = "threadgroup float a[32]; a[0] = x[0].xy.x; out[0] = simd_sum(a[0]);"
+    arguments = (source, {"x": mx.ones((64,))}, (1, mx.float32), 32, 32)
+    assert cpp(*arguments, name="same") == cpp(*arguments, name="same")
+
+
+def test_sections_of_the_prelude_come_only_when_named() -> None:
+    plain = cpp("out[0] = x[0] + 1;", {"x": mx.ones((64,))}, group=1)
+    assert "zk_group" not in plain
+    assert "simd_sum" not in plain
+    assert "struct bfloat" not in plain

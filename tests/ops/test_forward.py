@@ -1,0 +1,46 @@
+"""Values of every op against its reference in float64."""
+
+import mlx.core as mx
+import pytest
+
+from zmlx.testing import check_forward, check_gradient
+
+from .sweep import OPS, option_cases, over_ops
+
+
+@over_ops(lambda op: op.cases)
+def test_forward_matches_float64(op, case, dtype):
+    check_forward(op, case, dtype)
+
+
+@over_ops(lambda op: [c for c in op.cases if c.why != "no rows"])
+def test_gradients_match_float64(op, case, dtype):
+    check_gradient(op, case, dtype)
+
+
+@over_ops(option_cases, [mx.float32, mx.bfloat16])
+def test_options_match_float64(op, case, dtype):
+    check_forward(op, case, dtype)
+    check_gradient(op, case, dtype)
+
+
+@pytest.mark.parametrize(
+    "op", [o for o in OPS if any(a.optional for a in o.arguments)], ids=lambda o: o.name
+)
+def test_optional_arguments_may_be_left_out(op):
+    case = op.cases[1]
+    check_forward(op, case, mx.float32, optional=False)
+    check_gradient(op, case, mx.float32, optional=False)
+
+
+@pytest.mark.slow
+@over_ops(lambda op: op.long_cases)
+def test_long_rows_match_float64(op, case, dtype):
+    check_forward(op, case, dtype)
+    check_gradient(op, case, dtype)
+
+
+@over_ops(lambda op: op.long_cases[-1:], [mx.float32])
+def test_a_row_too_long_for_registers_matches_float64(op, case, dtype):
+    check_forward(op, case, dtype)
+    check_gradient(op, case, dtype)

@@ -1,0 +1,43 @@
+"""Every op in the geometry of a GPU: 32-lane simdgroups, several rows per group, any group size."""
+
+import mlx.core as mx
+import pytest
+
+from zmlx import launch
+from zmlx.testing import check_forward, check_gradient
+
+from .sweep import DTYPES, OPS, over_ops
+
+#: 1 thread, one lane short of a simdgroup, one past it, three simdgroups, the largest group.
+THREADS_PER_ROW = (1, 31, 33, 96, 1024)
+
+
+@over_ops(lambda op: [c for c in op.cases if c.why != "no rows"], [mx.float32])
+def test_gpu_geometry_matches_float64(op, case, dtype):
+    with launch.geometry("gpu"):
+        check_forward(op, case, dtype)
+        check_gradient(op, case, dtype)
+
+
+@over_ops(lambda op: op.cases[3:6:2], DTYPES[1:])
+def test_gpu_geometry_in_half_precision(op, case, dtype):
+    with launch.geometry("gpu"):
+        check_forward(op, case, dtype)
+        check_gradient(op, case, dtype)
+
+
+@pytest.mark.parametrize("threads", THREADS_PER_ROW)
+@pytest.mark.parametrize("op", OPS, ids=lambda o: o.name)
+def test_any_group_size_reduces_correctly(op, threads):
+    case = op.cases[3]
+    with launch.geometry("gpu", TPR=threads, RPG=1):
+        check_forward(op, case, mx.float32)
+        check_gradient(op, case, mx.float32)
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda o: o.name)
+def test_rows_share_a_simdgroup(op):
+    """4 threads per row, 8 rows per simdgroup, a last group that is not full."""
+    with launch.geometry("gpu", TPR=4, RPG=8):
+        check_forward(op, op.cases[2], mx.float32)
+        check_gradient(op, op.cases[2], mx.float32)

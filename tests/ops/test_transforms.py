@@ -1,0 +1,177 @@
+"""What MLX's transforms do to every op."""
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from zmlx.testing import draw, gradients, to_numpy
+from zmlx.transforms import strict
+
+from .sweep import OPS, outputs
+
+EVERY_OP = pytest.mark.parametrize("op", OPS, ids=lambda o: o.name)
+
+
+def close(got, want, tolerance=2e-5):
+    for a, b in zip(got, want, strict=True):
+        a, b = to_numpy(a), to_numpy(b)
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(b).max(initial=1))
+
+
+def is_shared(argument):
+    """Whether all rows share the argument, as a weight (D,)."""
+    return not argument.shape.startswith(("(*", "(..."))
+
+
+def case_of(op):
+    values = draw(op, op.cases[1], mx.float32)
+    return values, op.differentiable
+
+
+def weighted(result):
+    """A sum of all outputs, with weights that tell elements and outputs apart."""
+    return sum(
+        (y * mx.cos(mx.arange(y.size, dtype=mx.float32) + k).reshape(y.shape)).sum()
+        for k, y in enumerate(outputs(result))
+    )
+
+
+def loss_of(op, values, which, function=None):
+    """A scalar function of the differentiable arguments."""
+    function = function or op.function
+
+    def loss(*some):
+        full = list(values)
+        for i, value in zip(which, some, strict=True):
+            full[i] = value
+        return weighted(function(*full))
+
+    return loss, [values[i] for i in which]
+
+
+def all_gradients(op, values, which, function=None):
+    loss, some = loss_of(op, values, which, function)
+    return mx.grad(loss, argnums=tuple(range(len(some))))(*some)
+
+
+@EVERY_OP
+def test_compile(op):
+    values, which = case_of(op)
+    close(outputs(mx.compile(op.function)(*values)), outputs(op.reference(*values)))
+    loss, some = loss_of(op, values, which)
+    compiled = mx.compile(mx.grad(loss, argnums=tuple(range(len(some)))))
+    close(compiled(*some), all_gradients(op, values, which, op.reference))
+
+
+@EVERY_OP
+def test_shapeless_compile_takes_another_shape(op):
+    compiled = mx.compile(op.function, shapeless=True)
+    if "shapeless compile" in op.refuses:
+        with pytest.raises(ValueError, match="cannot infer output shapes"):
+            compiled(*draw(op, op.cases[1], mx.float32))
+        return
+    for case in op.cases[1:3]:
+        values = draw(op, case, mx.float32)
+        while values[0].ndim < 3:
+            values = [v if v is None or is_shared(op.arguments[i])
+                      else v[None] for i, v in enumerate(values)]  # fmt: skip
+        close(outputs(compiled(*values)), outputs(op.reference(*values)))
+
+
+@EVERY_OP
+def test_checkpoint(op):
+    values, which = case_of(op)
+    loss, some = loss_of(op, values, which)
+    got = mx.grad(mx.checkpoint(loss), argnums=tuple(range(len(some))))(*some)
+    close(got, all_gradients(op, values, which, op.reference))
+
+
+@EVERY_OP
+def test_vmap_over_the_first_argument(op):
+    values, _ = case_of(op)
+    in_axes = [None if is_shared(a) else 0 for a in op.arguments]
+    batched = [mx.stack([v, v * 0.5 if mx.issubdtype(v.dtype, mx.floating) else v])
+               if axis == 0 else v
+               for v, axis in zip(values, in_axes, strict=True)]  # fmt: skip
+    got = mx.vmap(op.function, in_axes=tuple(in_axes))(*batched)
+    want = mx.vmap(op.reference, in_axes=tuple(in_axes))(*batched)
+    close(outputs(got), outputs(want))
+
+
+@EVERY_OP
+def test_vmap_of_grad_and_grad_of_vmap(op):
+    values, _ = case_of(op)
+    first = mx.stack([values[0], values[0] * 0.5])
+
+    def of(function):
+        def one(x):
+            return weighted(function(x, *values[1:]))
+
+        return (
+            mx.vmap(mx.grad(one))(first),
+            mx.grad(lambda x: mx.vmap(one)(x).sum())(first),
+        )
+
+    close(of(op.function), of(op.reference))
+
+
+@EVERY_OP
+def test_jvp(op):
+    values, which = case_of(op)
+    loss, some = loss_of(op, values, which)
+    plain, _ = loss_of(op, values, which, op.reference)
+    tangents = [mx.cos(mx.arange(s.size, dtype=mx.float32)).reshape(s.shape) for s in some]
+    close(mx.jvp(loss, some, tangents)[1], mx.jvp(plain, some, tangents)[1])
+
+
+@EVERY_OP
+def test_second_order(op):
+    values, which = case_of(op)
+
+    def second(function):
+        loss, some = loss_of(op, values, which, function)
+
+        def norm(*xs):
+            return sum((g * g).sum() for g in mx.grad(loss, argnums=tuple(range(len(xs))))(*xs))
+
+        return mx.grad(norm, argnums=tuple(range(len(some))))(*some)
+
+    close(second(op.function), second(op.reference), 1e-4)
+
+
+@EVERY_OP
+def test_a_gradient_by_the_route_of_the_gpus(op):
+    """The launch refuses transforms as MLX's own kernels do; the rule is a custom_function."""
+    values, which = case_of(op)
+    with strict():
+        got = all_gradients(op, values, which)
+    close(got, all_gradients(op, values, which, op.reference))
+
+
+@EVERY_OP
+def test_the_reference_target_is_plain_mlx(op):
+    import zmlx
+
+    values, _ = case_of(op)
+    with zmlx.target("reference"):
+        close(outputs(op.function(*values)), outputs(op.reference(*values)))
+
+
+@EVERY_OP
+def test_value_and_grad_in_a_training_step(op):
+    class Model(nn.Module):
+        def __init__(self, values, which):
+            super().__init__()
+            self.arguments = [values[i] for i in which]
+
+        def __call__(self):
+            return loss_of(op, values, which)[0](*self.arguments)
+
+    values, which = case_of(op)
+    model = Model(values, which)
+    step = nn.value_and_grad(model, lambda: model())
+    _, grads = step()
+    close(grads["arguments"], gradients(
+        lambda *v: loss_of(op, values, which, op.reference)[0](*v),
+        [values[i] for i in which], range(len(which)), [mx.array(1.0)]))  # fmt: skip

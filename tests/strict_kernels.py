@@ -1,0 +1,284 @@
+"""Kernels for test_strict.py: what Metal refuses, what zmlx's own rules refuse, what both accept.
+
+Each is (claim, header, body, part of the expected message). The kernel has the inputs x (4 by 4
+float), h (half), b (bfloat), n (0-d int) and w (4 floats, so in constant), the outputs y (float)
+and z (bfloat), and the template arguments T = bfloat16 and N = 4.
+"""
+
+METAL_REFUSES = [
+    # ---- address spaces (MSL 4 §4)
+    ("a threadgroup pointer is no device pointer", "",
+     "threadgroup float s[4]; device float* p = s; y[0] = p[0];",
+     "cannot initialize a variable of type 'device float"),
+    ("a threadgroup pointer does not pass as a device parameter",
+     "float first(const device float* p) { return p[0]; }",
+     "threadgroup float s[4]; s[0] = 1; y[0] = first(s);",
+     "no matching function for call to 'first'"),
+    ("a device pointer does not pass as a thread parameter",
+     "float first(const thread float* p) { return p[0]; }",
+     "y[0] = first(x);", "no matching function for call to 'first'"),
+    ("a pointer in a helper has an address space", "float first(const float* p) { return p[0]; }",
+     "float a[2] = {1, 2}; y[0] = first(a);", "pointer type must have an address space"),
+    ("a reference in a helper has an address space", "void twice(float& v) { v *= 2; }",
+     "float a = x[0]; twice(a); y[0] = a;", "reference type must have an address space"),
+    ("a local pointer has an address space", "", "float* p = y; p[0] = 1;",
+     "pointer type must have an address space"),
+    ("a pointer to a template type has an address space",
+     "template <typename U> U first(U* p) { return p[0]; }", "y[0] = first(y);",
+     "pointer type must have an address space"),
+    ("a cast names an address space", "", "y[0] = as_type<float>(*(int*)(y));",
+     "pointer type must have an address space"),
+    ("const device does not lose its const", "", "device float* p = x; p[0] = 1;",
+     "'const device float"),
+    ("inputs are not written", "", "x[0] = 1.0f;", "read-only variable is not assignable"),
+    ("small inputs lie in constant and are not written", "", "w[0] = 1.0f;",
+     "read-only variable is not assignable"),
+    ("a cast does not change the address space", "",
+     "threadgroup float s[4]; y[0] = ((device float*)s)[0];",
+     "converts between mismatching address spaces"),
+    ("nor does reinterpret_cast", "",
+     "threadgroup float s[4]; y[0] = reinterpret_cast<device float*>(s)[0];", "is not allowed"),
+    ("a method of a thread object does not run on a device object",
+     "struct S { float a; float get() const { return a; } };",
+     "const device S* s = (const device S*)x; y[0] = s[0].get();",
+     "'get' is a member function of thread objects"),
+    ("an output is no atomic unless it is declared so", "",
+     "atomic_fetch_add_explicit(&y[0], 1.0f, memory_order_relaxed);", "no matching function"),
+    # ---- program scope and storage (§4.2, §4.4, §5.3)
+    ("a table is in constant", "const float table[2] = {1.0f, 2.0f};", "y[0] = table[n];",
+     "program scope variable must reside in constant address space"),
+    ("constexpr at program scope is in constant", "constexpr int count = 4;", "y[0] = count;",
+     "program scope variable must reside in constant address space"),
+    ("a constant is initialized", "constant float table[2];", "y[0] = table[n];",
+     "variable in constant address space must be initialized"),
+    ("a constant is not written", "constant int table[2] = {1, 2};", "table[0] = 3; y[0] = 0;",
+     "read-only variable is not assignable"),
+    ("threadgroup memory belongs to a kernel",
+     "float sum(float v) { threadgroup float s[4]; s[0] = v; return s[0]; }", "y[0] = sum(x[0]);",
+     "non-kernel function variable cannot be declared in threadgroup address space"),
+    ("threadgroup memory has no initializer", "", "threadgroup float s = 1.0f; y[0] = s;",
+     "'threadgroup' variable cannot have an initializer"),
+    ("variables in functions are not static", "", "static int calls = 0; y[0] = calls;",
+     "variables in a function cannot be static"),
+    ("nor thread_local", "", "thread_local int calls = 0; y[0] = calls;", "thread_local"),
+    ("nor register", "", "register int calls = 0; y[0] = calls;", "register"),
+    ("an array has a constant size", "", "float a[n]; a[0] = 1; y[0] = a[0];",
+     "array size is not a constant expression"),
+    # ---- numbers (§2.1, §2.22)
+    ("a float does not initialize a bfloat", "", "T v = x[0]; z[0] = v;",
+     "float does not convert to 'T' (bfloat) implicitly"),
+    ("nor does a literal that would fit", "", "T v = 0.0f; z[0] = v;",
+     "float does not convert to 'T' (bfloat) implicitly"),
+    ("a float is not assigned to a bfloat", "", "z[0] = x[0];",
+     "float does not convert to 'bfloat16_t' (bfloat) implicitly"),
+    ("a float is not returned as a bfloat", "bfloat one() { return 1.0f; }", "z[0] = T(one());",
+     "float does not convert to 'bfloat' (bfloat) implicitly"),
+    ("a float is not passed as a bfloat", "float wide(bfloat v) { return v; }",
+     "y[0] = wide(x[0]);", "float does not convert to 'bfloat' (bfloat) implicitly"),
+    ("a bfloat does not accumulate a float", "", "T s = T(0); s += x[0]; z[0] = s;",
+     "float does not convert to 'T' (bfloat) implicitly"),
+    ("half and bfloat do not convert to each other", "", "half v = z[0]; y[0] = v;",
+     "incompatible type|cannot initialize a variable of type"),
+    ("half and bfloat do not mix", "", "y[0] = float(h[0] * b[0]);",
+     "bfloat and half do not mix"),
+    ("half and bfloat do not compare", "", "y[0] = h[0] < z[1] ? 1.0f : 0.0f;",
+     "bfloat and half do not mix"),
+    ("there is no double", "", "double v = 1.0; y[0] = v;", "Metal has no double"),
+    ("there is no long long", "", "long long v = 1; y[0] = v;", "Metal has no long long"),
+    ("no literal is a long double", "", "y[0] = 1.0L;", "Metal has no type for the literal 1.0L"),
+    ("vectors do not convert to other vectors", "", "int4 i = int4(1); float4 f = i; y[0] = f.x;",
+     "cannot initialize a variable of type 'thread float4'"),
+    ("vectors of different types do not add", "", "y[0] = (float4(1) + int4(1)).x;",
+     "implicit conversions between vector types"),
+    ("a vector constructor takes all components", "", "float4 v = float4(1, 2, 3); y[0] = v.x;",
+     "too few elements in vector initialization"),
+    ("a vector has no fourth component of three", "", "float3 v = float3(1); y[0] = v.w;",
+     "vector component access exceeds type"),
+    ("a swizzle does not mix xyzw and rgba", "", "float4 v = float4(1); y[0] = v.xg.x;",
+     "illegal vector component name"),
+    ("a swizzle on the left names a component once", "", "float4 v; v.xx = float2(1); y[0] = v.x;",
+     "contains duplicate components"),
+    ("a comparison of vectors is no condition", "",
+     "float4 v = float4(1); if (v < v) y[0] = 1;", "not contextually convertible to 'bool'"),
+    ("as_type keeps the size", "", "y[0] = as_type<float>(h[0]);",
+     "as_type needs types of the same size"),
+    ("braces do not narrow", "", "int a[1] = {x[0]}; y[0] = a[0];", "cannot be narrowed"),
+    # ---- overloads (§6)
+    ("max of int and uint is ambiguous", "", "uint u = 3; y[0] = max(n, u);",
+     "call to 'max' is ambiguous"),
+    ("max of uint and size_t is ambiguous", "", "uint u = 3; y[0] = max(u, size_t(n));",
+     "call to 'max' is ambiguous"),
+    ("min of float and int is ambiguous", "", "y[0] = min(x[0], 1);", "call to 'min' is ambiguous"),
+    ("max of half and float is ambiguous", "", "y[0] = max(h[0], 0.0f);",
+     "call to 'max' is ambiguous"),
+    ("max of bfloat and int is ambiguous", "", "y[0] = max(b[0], 0);", "'max'"),
+    ("clamp of float and ints is ambiguous", "", "y[0] = clamp(x[0], 0, 1);",
+     "call to 'clamp' is ambiguous"),
+    ("exp of an int is ambiguous", "", "y[0] = exp(n);", "call to 'exp' is ambiguous"),
+    ("simd_sum takes no bool", "", "y[0] = simd_sum(n > 0);", "no matching function"),
+    ("simd_sum takes no 64 bits", "", "y[0] = simd_sum(long(n));", "no matching function"),
+    ("a float atomic has no maximum", "",
+     "threadgroup atomic<float> s; y[0] = "
+     "atomic_fetch_max_explicit(&s, 1.0f, memory_order_relaxed);", "no matching function"),
+    ("an atomic holds no half", "", "threadgroup atomic<half> s; y[0] = 0;",
+     "atomic<T> needs T to be int, uint, bool, ulong or float"),
+    ("a simdgroup matrix is 8 by 8", "", "simdgroup_matrix<float, 4, 4> m; y[0] = 0;",
+     "simdgroup_matrix has 8 columns and 8 rows"),
+    # ---- names (§6)
+    ("there is no erf", "", "y[0] = erf(x[0]);", "use of undeclared identifier 'erf'"),
+    ("there is no expm1", "", "y[0] = metal::expm1(x[0]);", "no member named 'expm1'"),
+    ("there is no std", "", "y[0] = std::max(x[0], y[0]);", "no std::"),
+    ("there is no printf", "", 'printf("%d", n); y[0] = 0;', "undeclared identifier 'printf'"),
+    ("there is no C header", "#include <cmath>\n", "y[0] = 0;",
+     "<cmath> is not a header of Metal's library"),
+    ("there is no CUDA name", "", "__syncthreads(); y[0] = 0;",
+     "undeclared identifier '__syncthreads'"),
+    ("a thread attribute is spelled right", "", "y[thread_position_in_gird.x] = 0;",
+     "undeclared identifier 'thread_position_in_gird'"),
+    ("attributes are known", "[[fastcall]] float f(float v) { return v; }", "y[0] = f(x[0]);",
+     "unknown attribute 'fastcall'"),
+    # ---- what C++ has and Metal has not (§1.5.4)
+    ("goto", "", "int i = 0; again: if (++i < n) goto again; y[0] = i;", "Metal has no goto"),
+    ("new", "", "thread float* p = new float; y[0] = p[0];", "new"),
+    ("delete", "", "thread float* p = 0; delete p; y[0] = 0;", "delete"),
+    ("exceptions", "", "throw 1;", "exceptions disabled"),
+    ("virtual functions", "struct S { virtual float f() { return 1; } };", "y[0] = 0;",
+     "virtual functions are not supported"),
+    ("dynamic_cast", "struct S {};", "S s; y[0] = dynamic_cast<thread S*>(&s) == &s;",
+     "dynamic_cast"),
+    ("typeid", "", "y[0] = sizeof(typeid(int));", "typeid"),
+    ("the noexcept operator", "", "y[0] = noexcept(n + 1);", "no noexcept operator"),
+    ("inline assembly", "", 'asm("nop"); y[0] = 0;', "inline assembly"),
+    ("lambdas before Metal 3.2", "", "auto f = [](float v) { return v; }; y[0] = f(x[0]);",
+     "Metal 3.1 has no lambda expressions"),
+    ("variadic functions", "float f(int k, ...) { return k; }", "y[0] = f(1, 2);",
+     "variadic arguments are not allowed"),
+    ("a dependent type says typename",
+     "template <typename U> struct Box { typedef U type; };", "Box<T>::type v = T(1); z[0] = v;",
+     "expected ';' after expression"),
+]  # fmt: skip
+
+CATALOGUE_REFUSES = [
+    ("threadgroup memory is declared at the top of a kernel", "",
+     "if (n > 0) { threadgroup float s[4]; s[0] = 1; y[0] = s[0]; }",
+     "can only be declared in the outermost scope of a kernel function"),
+    ("a half is stored by a cast", "", "half v = x[0]; y[0] = v;", "must be cast"),
+    ("a half literal is cast", "", "half v = 0.5f; y[0] = v;", "must be cast"),
+    ("arms of ?: have one type", "", "y[0] = n > 0 ? h[0] : x[0];", "both arms of"),
+    ("arms of ?: with a literal have one type", "", "y[0] = n > 0 ? b[0] : 0.0f;", "both arms of"),
+    ("overloads differ in more than the address space",
+     "float f(const device float* p) { return p[0]; }\n"
+     "float f(const threadgroup float* q) { return q[0]; }",
+     "y[0] = f(x);", "must not differ only in address space"),
+    ("a simd operation under the condition of a lane", "",
+     "uint lane = thread_index_in_simdgroup;\nif (lane < 4) {\n  y[0] = simd_sum(x[lane]);\n}",
+     "simd_sum must be reached by all threads, but the condition in line 2 differs"),
+    ("a barrier in a loop whose length differs", "",
+     "uint i = thread_position_in_threadgroup.x;\n"
+     "for (uint k = i; k < 9; k += 2) threadgroup_barrier(mem_flags::mem_threadgroup);",
+     "threadgroup_barrier must be reached by all threads"),
+    ("a simd operation after a return of some lanes", "",
+     "uint i = thread_position_in_grid.x;\nif (i >= 9) return;\ny[i] = simd_sum(x[i]);",
+     "simd_sum must be reached by all threads"),
+    ("a barrier inside a helper under a condition",
+     "void meet() { threadgroup_barrier(mem_flags::mem_none); }",
+     "if (thread_index_in_threadgroup == 0) meet();", "meet must be reached by all threads"),
+    ("recursion", "int down(int k) { return k > 0 ? down(k - 1) : 0; }", "y[0] = down(3);",
+     "down calls itself"),
+    ("mutual recursion",
+     "int odd(int k);\nint even(int k) { return k ? odd(k - 1) : 1; }\n"
+     "int odd(int k) { return k ? even(k - 1) : 0; }", "y[0] = odd(3);", "calls itself"),
+    ("pointers to functions", "float one(float v) { return v; }",
+     "float (*f)(float) = one; y[0] = f(x[0]);", "pointers to functions are not allowed"),
+    ("derived classes", "struct A { int a; };\nstruct B : A { int b; };", "y[0] = 0;",
+     "no derived classes"),
+    ("includes", "#include <metal_stdlib>\n", "y[0] = 0;", "kernels include nothing"),
+    ("builtins of the compiler", "", "y[0] = __builtin_fabsf(x[0]);", "not in Metal's library"),
+]  # fmt: skip
+
+BOTH_ACCEPT = [
+    ("vectors, swizzles and constructors", "",
+     "float4 a = float4(1, 2, 3, 4); float2 p(1.0f, 2.0f); a.xy = p.yx; a = float4(a.wz, p);\n"
+     "half4 q = half4(a); a += float4(q) * 2; half2 d = q.xy * 2.0; y[0] = dot(a, a) + d.x;"),
+    ("vectors of a template type", "template <typename V> V both(float v) { return V(v, v); }",
+     "vec<T, 4> v = vec<T, 4>(T(1), T(2), T(3), T(4)); z[0] = v.z; y[0] = both<float2>(1).y;"),
+    ("comparisons of vectors", "",
+     "float4 a = float4(x[0]); bool4 m = a < 2.0f; if (any(m) && !all(a == 1.0f)) y[0] = 1;\n"
+     "y[1] = select(a, float4(0), m).x + (isnan(a).y ? 1 : 0);"),
+    ("threadgroup memory sized by a template argument", "",
+     "threadgroup float s[N], t[2 * N]; threadgroup T u[N]; uint i = thread_index_in_threadgroup;\n"
+     "s[i] = x[i]; t[i] = 0; u[i] = T(0.0f); threadgroup_barrier(mem_flags::mem_threadgroup);\n"
+     "threadgroup float* p = s; y[i] = p[i] + t[i] + float(u[i]);"),
+    ("helpers over pointer types", "template <typename P> float first(P p) { return p[0]; }",
+     "threadgroup float s[4]; s[0] = 1; float a[1] = {2.0f}; y[0] = first(x) + first(s) + first(a);"
+    ),
+    ("tables", "constant float table[3] = {0.0f, 0.5f, -1e-3};\nconstant constexpr int count = 3;\n"
+     "static constant half small[2] = {1.0f, 2.0f};", "y[0] = table[n % count] + float(small[0]);"),
+    ("structs", "struct Pair { float a; int b; float sum() const { return a + b; } };\n"
+     "Pair make(float a) { Pair p = {a, 1}; return p; }",
+     "threadgroup Pair s[2]; s[0] = make(x[0]); Pair p = s[0]; const device Pair* d =\n"
+     "(const device Pair*)x; p = d[0]; y[0] = p.sum() + d[1].a;"),
+    ("methods of device objects",
+     "struct S { float a; float get() const device { return a; }\n"
+     "void set(float v) thread { a = v; } };",
+     "const device S* s = (const device S*)x; S t; t.set(s[0].get()); y[0] = t.a;"),
+    ("functors and temporaries",
+     "struct Sum { float operator()(float a, float b) const { return a + b; } };\n"
+     "struct Box { float v; Box twice() const { return Box{v * 2}; } float get() { return v; } };\n"
+     "template <typename Op> float fold(float a, float b) { return Op()(a, b); }",
+     "Box box = {x[0]}; y[0] = fold<Sum>(1, 2) + Sum{}(3, 4) + box.twice().twice().get();"),
+    ("literals", "",
+     "z[0] = 1.5bf + 0x1p1bf + 1e1BF; half a = 1.h; y[0] = a * 2.5e-1h + .5 + 0x1p-3;"),
+    ("unions and enums", "enum class Kind : uchar { a, b = 4 };\nenum { four = 4 };\n"
+     "union Bits { float f; uint u; };",
+     "Bits bits; bits.f = x[0]; y[0] = bits.u + four + uint(Kind::b); y[1] = Kind(0) == Kind::a;"),
+    ("simdgroups", "",
+     "float v = x[thread_index_in_simdgroup]; v = simd_sum(v) + simd_shuffle_xor(v, 1) +\n"
+     "simd_shuffle_and_fill_up(v, 0.0f, 1) + simd_broadcast(v, 0) + simd_prefix_exclusive_sum(v);\n"
+     "simd_vote vote = simd_ballot(v > 0); uint m = uint(simd_vote::vote_t(vote));\n"
+     "y[0] = simd_any(v > 1) ? v : float(popcount(m)); z[0] = simd_max(T(v));"),
+    ("bfloat arithmetic", "",
+     "T a = T(x[0]); a = a * a + T(1) - 2; a += b[0]; float f = a * 2.0f; int i = a;\n"
+     "y[0] = max(a, f) + float(exp(a)) + i + (a < 0 ? -a : a); z[0] = max(a, T(0.0f));\n"
+     "z[1] = 1.5bf; z[2] = T(h[0]); bool set = a; z[3] = set ? T(a) : T(0);"),
+    ("half arithmetic", "", "half v = half(x[0]); v = v * 2 + 1.5h; y[0] = float(v * v) + exp(v);"),
+    ("integer functions", "",
+     "uint u = uint(n); y[0] = clz(u) + popcount(u) + extract_bits(u, 1, 2) + mulhi(n, n) +\n"
+     "min(n, 3) + max(u, 3u) + clamp(n, 0, 7) + abs(n) + rotate(u, 3u) + reverse_bits(u);"),
+    ("math", "",
+     "int e; float f = frexp(x[0], e); float i; f += modf(x[0], i) + ldexp(f, 2); float c;\n"
+     "f += sincos(f, c) + metal::precise::exp(f) + fast::log(f) + pow(f, 2) + fma(f, f, 1.0f);\n"
+     "y[0] = f + float(e) + log1p(f) + M_PI_F + INFINITY;"),
+    ("atomics", "",
+     "threadgroup atomic_uint count; if (thread_index_in_threadgroup == 0)\n"
+     "atomic_store_explicit(&count, 0, memory_order_relaxed);\n"
+     "threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);\n"
+     "uint old = atomic_fetch_add_explicit(&count, 1u, memory_order_relaxed);\n"
+     "uint want = old; atomic_compare_exchange_weak_explicit(&count, &want, 3u,\n"
+     "memory_order_relaxed, memory_order_relaxed); y[0] = float(old);"),
+    ("simdgroup matrices", "",
+     "simdgroup_float8x8 a, c = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);\n"
+     "simdgroup_matrix<half, 8, 8> m; simdgroup_load(a, x, 8);\n"
+     "simdgroup_load(m, h, 8, ulong2(0), true); simdgroup_multiply_accumulate(c, a, a, c);\n"
+     "simdgroup_store(c, y, 8); m.thread_elements()[0] = 1;"),
+    ("MLX's utilities", "",
+     "size_t k = elem_to_loc(uint(3), x_shape, x_strides, x_ndim);\n"
+     "y[0] = ceildiv(n, 32) + float(k);\n"
+     "z[0] = Limits<T>::max; float16_t v = Limits<float16_t>::finite_min; y[1] = float(v);\n"
+     "complex64_t c = {1.0f, 2.0f}; c = c * c; y[2] = c.real; y[3] = cast_to<float>(n);"),
+    ("control flow", "",
+     "float s = 0; for (int i = 0; i < N; ++i) { if (i == n) continue; s += x[i]; }\n"
+     "MLX_MTL_PRAGMA_UNROLL\nfor (ushort i = 0; i < 4; i++) s *= 0.5f;\n"
+     "do { s -= 1; } while (s > 9);\n"
+     "switch (n) { case 0: s = 1; break; default: s = -s; } y[0] = N > 4 ? s : 2.0f * s;"),
+    ("names that OpenCL reserves", "float generic(float local) { return local; }",
+     "float global = x[0]; int pipe = 1; float read_only = generic(global);\n"
+     "y[0] = read_only * pipe;"),
+    ("a uniform loop around barriers", "",
+     "threadgroup float s[N]; uint i = thread_index_in_threadgroup;\n"
+     "for (uint step = 2; step > 0; step /= 2) { if (i < step) s[i] += s[i + step];\n"
+     "threadgroup_barrier(mem_flags::mem_threadgroup); }\n"
+     "float all = simd_sum(s[i]); if (all > 0) y[i] = simd_max(all); else y[i] = 0;"),
+    ("macros", "#define SQUARE(v) ((v) * (v))\n#if __METAL_VERSION__ >= 310\n#define OK 1\n#endif",
+     "#define LAST(v) y[0] = v\nLAST(SQUARE(x[0]) + OK);\n#undef LAST"),
+]  # fmt: skip

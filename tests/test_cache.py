@@ -1,0 +1,279 @@
+"""The cache of compiled objects: what is kept, what is trusted, and what happens without it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from zmlx import cache, native
+
+# One process that compiles one kernel, tells how, and runs it. The core itself is taken from the
+# cache of this process, so that only kernels are at stake.
+RUN = """
+import os, sys
+from zmlx import cache, native
+path = os.environ["CORE"]
+native._built = lambda mlx: path
+core = native.load()
+import mlx.core as mx
+triple = "uint i = thread_position_in_grid.x; o[i] = x[i] * 3;"
+source = sys.argv[1] if len(sys.argv) > 1 else triple
+made = core.kernel("triple", ("x",), ("o",), source, "", True, False, "safe")
+x = mx.ones((8,))
+try:
+    launch = core.prepare(made, (x,), (), (8, 1, 1), (1, 1, 1), ((8,),), (x.dtype,), None, ())
+except RuntimeError as error:
+    sys.exit(str(error))
+assert core.launch(launch, (x,)).tolist() == [3] * 8
+counts = core.statistics()
+print(counts["compiles"], counts["cache_hits"])
+"""
+
+
+def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    core = str(native._built(native._installed_mlx()))
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN, *arguments],
+        env={**os.environ, "CORE": core, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(*arguments: str, **environment: str) -> tuple[str, str]:
+    output, errors = start(*arguments, **environment).communicate(timeout=60)
+    return output.strip(), errors
+
+
+def entries(folder: Path) -> list[Path]:
+    return sorted((folder / "cpu").iterdir())
+
+
+def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    assert run(ZMLX_CACHE_DIR=str(folder)) == ("1 0", "")
+    assert run(ZMLX_CACHE_DIR=str(folder)) == ("0 1", "")
+    (entry,) = entries(folder)
+    assert entry.name.startswith("triple-")
+    assert entry.suffix == ".so"
+
+
+def test_only_the_user_can_read_or_write_entries(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    run(ZMLX_CACHE_DIR=str(folder))
+    assert [path.stat().st_mode & 0o777 for path in (folder, folder / "cpu")] == [0o700, 0o700]
+
+
+def test_processes_that_compile_at_once_do_no_harm(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    racing = [start(ZMLX_CACHE_DIR=str(folder)) for _ in range(4)]
+    results = [process.communicate(timeout=60) for process in racing]
+    assert {output.strip() for output, _ in results} <= {"1 0", "0 1"}
+    assert len(entries(folder)) == 1
+    assert run(ZMLX_CACHE_DIR=str(folder)) == ("0 1", "")
+
+
+@pytest.mark.parametrize("damage", ["flipped", "short", "empty", "unsealed"])
+def test_a_damaged_entry_is_compiled_again(tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "cache"
+    run(ZMLX_CACHE_DIR=str(folder))
+    (entry,) = entries(folder)
+    data = bytearray(entry.read_bytes())
+    if damage == "flipped":
+        data[len(data) // 2] ^= 1
+    elif damage == "unsealed":
+        del data[-64 - len(cache.SEAL) :]
+    else:
+        del data[len(data) // 2 if damage == "short" else 0 :]
+    entry.write_bytes(data)
+    assert run(ZMLX_CACHE_DIR=str(folder)) == ("1 0", "")
+    assert run(ZMLX_CACHE_DIR=str(folder)) == ("0 1", "")
+
+
+def test_another_compiler_is_another_entry(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    run(ZMLX_CACHE_DIR=str(folder))
+    wrapper = tmp_path / "my-compiler"
+    wrapper.write_text('#!/bin/sh\nexec g++ "$@"\n')
+    wrapper.chmod(0o755)
+    assert run(ZMLX_CACHE_DIR=str(folder), ZMLX_CXX=str(wrapper)) == ("1 0", "")
+    assert len(entries(folder)) == 2
+
+
+def test_nothing_is_kept_where_the_user_asks_for_that(tmp_path: Path) -> None:
+    settings = {"ZMLX_CACHE": "0", "ZMLX_CACHE_DIR": str(tmp_path / "cache")}
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    assert run(**settings, TMPDIR=str(temporary)) == ("1 0", "")
+    assert not (tmp_path / "cache").exists()
+    assert not list(temporary.iterdir())
+
+
+def refused(folder: Path, reason: str) -> None:
+    output, errors = run(ZMLX_CACHE_DIR=str(folder))
+    assert output == "1 0"
+    assert errors.count("RuntimeWarning: zmlx cannot keep compiled kernels in") == 1
+    assert f"{folder}: " in errors
+    assert reason in errors
+
+
+def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    folder.chmod(0o777)
+    refused(folder, f"{folder} has mode 0777 (remedy: chmod 700 {folder})")
+    assert not (folder / "cpu").exists()
+
+
+def test_a_folder_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cpu").mkdir(mode=0o755)
+    refused(tmp_path, "has mode 0755")
+    assert not entries(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 65534, -1)
+    refused(folder, "it belongs to user 65534 and not to 0")
+    assert not list(folder.iterdir())
+
+
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refused(tmp_path / "file" / "cache", "Not a directory")
+    refused(Path("/proc/zmlx-cache"), "No such file or directory")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes anywhere")
+def test_a_read_only_directory_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir(mode=0o500)
+    refused(folder, "Permission denied")
+
+
+def test_a_directory_that_goes_away_later_costs_one_line(tmp_path: Path) -> None:
+    code = RUN.replace(
+        "core = native.load()", "core = native.load(); os.rmdir(cache.directory('cpu'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={
+            **os.environ,
+            "CORE": str(native._built(native._installed_mlx())),
+            "ZMLX_CACHE_DIR": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.strip() == "1 0"
+    assert done.stderr.count("zmlx: cannot write to") == 1
+
+
+def test_without_a_compiler_the_error_names_the_remedy(tmp_path: Path) -> None:
+    folder = str(tmp_path / "cache")
+    assert "apt install g++" in run(ZMLX_CACHE_DIR=folder, PATH=str(tmp_path))[1]
+    missing = run(ZMLX_CACHE_DIR=folder, ZMLX_CXX="no-such-compiler")[1]
+    assert "ZMLX_CXX must name a C++ compiler but got 'no-such-compiler'" in missing
+
+
+def test_without_a_compiler_the_core_names_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("ZMLX_CXX", raising=False)
+    with pytest.raises(RuntimeError, match=r"apt install g\+\+"):
+        native._compiler()
+    monkeypatch.setenv("ZMLX_CXX", "no-such-compiler")
+    with pytest.raises(RuntimeError, match="ZMLX_CXX must name a C\\+\\+ compiler"):
+        native._compiler()
+
+
+def test_a_compile_error_shows_the_users_line(tmp_path: Path) -> None:
+    source = "uint i = thread_position_in_grid.x;\no[i] = no_such_function(x[i]);"
+    error = run(source, ZMLX_CACHE_DIR=str(tmp_path))[1]
+    assert "triple" in error
+    assert "no_such_function" in error
+    assert "o[i] = no_such_function(x[i]);" in error
+    assert not entries(tmp_path)
+
+
+def test_the_core_is_built_once_by_processes_that_start_together(tmp_path: Path) -> None:
+    # The build itself is replaced by something short: the lock and the entry are what is tested.
+    code = """
+import time
+from zmlx import native
+def build(mlx, compiler):
+    time.sleep(0.3)
+    return b"core"
+native._build = build
+print(native._built(native._installed_mlx()).name)
+"""
+    racing = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**os.environ, "ZMLX_CACHE_DIR": str(tmp_path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    results = [process.communicate(timeout=60) for process in racing]
+    assert len({output for output, _ in results}) == 1
+    assert "".join(errors for _, errors in results).count("building its CPU core") == 1
+
+
+def test_sealed_data_is_returned_only_unchanged() -> None:
+    sealed = cache.seal(b"data")
+    assert cache.unseal(sealed) == b"data"
+    assert cache.unseal(sealed[:-1] + b"0") in (None, b"data")
+    assert cache.unseal(b"x" + sealed) is None
+    assert cache.unseal(b"") is None
+    assert cache.unseal(b"data") is None
+
+
+def test_entries_are_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "entry"
+    cache.write(path, b"one")
+    cache.write(path, b"two")
+    assert cache.read(path) == b"two"
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        cache.write(path, b"three")
+    assert cache.read(path) == b"two"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_directory_follows_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ZMLX_CACHE", raising=False)
+    monkeypatch.delenv("ZMLX_CACHE_DIR", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        assert cache.directory("cuda") == tmp_path / "home" / ".cache" / "zmlx" / "cuda"
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+        assert cache.directory("cpu") == tmp_path / "xdg" / "zmlx" / "cpu"
+        monkeypatch.setenv("ZMLX_CACHE_DIR", str(tmp_path / "own"))
+        assert cache.directory("cpu") == tmp_path / "own" / "cpu"
+        assert cache.is_kept()
+        monkeypatch.setenv("ZMLX_CACHE", "0")
+        assert not cache.is_kept()
+        assert not cache.enabled()

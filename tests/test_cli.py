@@ -1,0 +1,143 @@
+"""The command line says what there is, what runs, and what to do where something does not."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from zmlx import registry, testing
+from zmlx.__main__ import COMMANDS, main
+
+OPS = [op.name for op in registry.ops()]
+ONE_PER_FAMILY = {op.family: op.name for op in registry.ops()}.values()
+
+
+def subcommand(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "zmlx", *arguments],
+        env={**os.environ, **environment},
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_help_names_every_command(capsys):
+    with pytest.raises(SystemExit) as done:
+        main(["--help"])
+    assert done.value.code == 0
+    output = capsys.readouterr().out
+    assert all(name in output for name in COMMANDS)
+
+
+def test_no_command_is_wrong_usage(capsys):
+    with pytest.raises(SystemExit) as done:
+        main([])
+    assert done.value.code == 2
+
+
+def test_list_shows_every_op(capsys):
+    assert main(["list"]) == 0
+    output = capsys.readouterr().out
+    assert all(name in output for name in OPS)
+    assert f"{len(OPS)} ops" in output
+
+
+def test_list_as_json_has_arguments_and_gradients(capsys):
+    assert main(["list", "norms", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["rms_norm"]["arguments"] == {"x": "(*, D)", "weight": "(D,)"}
+    assert rows["rms_norm"]["gradients"] == ["x", "weight"]
+    assert "silu" not in rows
+
+
+def test_list_of_an_unknown_family_names_the_known_ones(capsys):
+    assert main(["list", "nonsense"]) == 2
+    assert "norms" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("target", "text"), [("metal", "[[kernel]]"), ("cpu", 'extern "C"')], ids=["metal", "cpu"]
+)
+@pytest.mark.parametrize("op", ONE_PER_FAMILY)
+def test_show_prints_final_source_and_geometry(op, target, text, capsys):
+    assert main(["show", op, "--target", target, "--dtype", "bfloat16"]) == 0
+    output = capsys.readouterr().out
+    assert text in output
+    assert "// grid (" in output
+    group = output.partition("threadgroup (")[2].partition(",")[0]
+    assert (int(group) > 1) == (target == "metal")
+
+
+def test_show_adds_the_kernels_of_a_training_step(capsys):
+    main(["show", "rms_norm"])
+    forward = capsys.readouterr().out
+    main(["show", "rms_norm", "--gradient"])
+    assert capsys.readouterr().out.count("// grid (") > forward.count("// grid (") == 1
+
+
+def test_show_of_an_unknown_op_suggests_a_near_one(capsys):
+    assert main(["show", "rmsnorm"]) == 2
+    assert "rms_norm" in capsys.readouterr().err
+
+
+def test_doctor_reports_every_target_with_a_reason(capsys):
+    status = main(["doctor", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["targets"]) == {"metal", "cuda", "cpu", "reference"}
+    assert all(state["reason"] for state in found["targets"].values())
+    assert status == (0 if found["targets"][found["target"]]["runs"] else 1)
+    assert {"zmlx", "python", "mlx", "numpy"} <= found["versions"].keys()
+    assert found["sgemm_gflops"]["MLX"] > 0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the CPU target is for Linux")
+def test_doctor_fails_and_names_the_remedy_without_a_compiler(tmp_path):
+    done = subcommand("doctor", PATH=str(tmp_path), ZMLX_CACHE_DIR=str(tmp_path / "cache"))
+    assert done.returncode == 1
+    assert "apt install g++" in done.stdout
+    assert "mx.compile does nothing on the CPU without g++" in done.stdout
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the CPU target is for Linux")
+def test_doctor_names_a_cache_that_cannot_be_used(tmp_path, monkeypatch, capsys):
+    tmp_path.chmod(0o777)
+    monkeypatch.setenv("ZMLX_CACHE_DIR", str(tmp_path))
+    main(["doctor"])
+    output = capsys.readouterr().out
+    assert f"problem: zmlx cannot keep compiled kernels in {tmp_path}" in output
+    assert "removed when the process ends" in output
+
+
+def test_check_passes_and_counts(capsys):
+    assert main(["check", "silu", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["failed"] == 0
+    assert [row["op"] for row in found["ops"]] == ["silu"]
+    assert found["ops"][0]["checks"] == 6 * len(registry.get("silu").cases)
+
+
+def test_check_fails_with_the_ops_error(monkeypatch, capsys):
+    def wrong(op, case, dtype):
+        raise AssertionError("off by one")
+
+    monkeypatch.setattr(testing, "check_forward", wrong)
+    assert main(["check", "silu"]) == 1
+    output = capsys.readouterr().out
+    assert "off by one" in output
+    assert f"{3 * len(registry.get('silu').cases)} failed" in output
+
+
+def test_check_of_an_unknown_op_is_wrong_usage(capsys):
+    assert main(["check", "nonsense"]) == 2
+    assert "'nonsense'" in capsys.readouterr().err
+
+
+def test_check_without_its_oracle_names_the_remedy(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "autograd.scipy.special", None)
+    assert main(["check", "silu"]) == 2
+    assert "pip install 'autograd[scipy]'" in capsys.readouterr().err

@@ -1,0 +1,137 @@
+"""The text of the patterns."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from zmlx.codegen import (
+    Columnwise,
+    Elementwise,
+    Let,
+    Operand,
+    Output,
+    Pass,
+    Reduce,
+    Rowwise,
+    identifiers,
+)
+
+SOFTMAX = Rowwise(
+    inputs=(Operand("x"),),
+    lets=(Let("e", "exp(x - m)"),),
+    passes=(
+        Pass((Reduce("m", "max", "x"),)),
+        Pass((Reduce("s", "sum", "e"),), (Let("inverse", "1.0f / s"),)),
+    ),
+    outputs=(Output("y", "e * inverse"),),
+    keep=("e",),
+)
+
+
+def test_an_elementwise_body():
+    pattern = Elementwise((Operand("x", "full"),), (Output("y", "x * x", "full"),))
+    assert pattern.source() == (
+        "    const size_t start_ = size_t(thread_position_in_grid.x) * N;\n"
+        "    if (start_ + N <= size_t(size)) {\n"
+        "        for (uint k_ = 0; k_ < N; ++k_) {\n"
+        "            const size_t i_ = start_ + k_;\n"
+        "            const float x = float(x_in[i_]);\n"
+        "            y_out[i_] = y_t(x * x);\n"
+        "        }\n"
+        "    } else {\n"
+        "        for (size_t i_ = start_; i_ < size_t(size); ++i_) {\n"
+        "            const float x = float(x_in[i_]);\n"
+        "            y_out[i_] = y_t(x * x);\n"
+        "        }\n"
+        "    }\n"
+    )
+    assert pattern.input_names == ("x_in", "size")
+    assert pattern.output_names == ("y_out",)
+
+
+def test_a_kept_value_is_computed_once():
+    assert SOFTMAX.source().count("exp(") == 2  # the whole steps and the tail of one walk
+
+
+def test_without_keep_it_is_computed_in_each_walk_that_needs_it():
+    looped = Rowwise(SOFTMAX.inputs, SOFTMAX.outputs, SOFTMAX.passes, SOFTMAX.lets)
+    assert looped.source().count("exp(") == 4
+    assert "STEPS" not in looped.source()
+
+
+def test_a_walk_loads_only_what_it_reaches():
+    pattern = Rowwise(
+        inputs=(Operand("x"), Operand("w", "column")),
+        passes=(Pass((Reduce("s", "sum", "x"),)),),
+        outputs=(Output("y", "x * w / s"),),
+    )
+    first, second = pattern.source().split("zmlx_row_reduce")
+    assert "w_in" not in first
+    assert "w_in[j]" in second
+
+
+def test_parts_of_one_array_share_its_pointer():
+    pattern = Rowwise(
+        inputs=(
+            Operand("gate", array="x", parts=2),
+            Operand("up", array="x", part=1, parts=2),
+        ),
+        outputs=(Output("y", "gate * up"),),
+    )
+    source = pattern.source()
+    assert source.count("auto x_in_row = x_in + size_t(row) * (D * 2);") == 1
+    assert "x_in_row[j]" in source
+    assert "x_in_row[D_ + j]" in source
+    assert pattern.input_names == ("x_in", "rows", "D")
+
+
+def test_row_offsets_are_64_bit():
+    assert "size_t(row) * D" in SOFTMAX.source()
+    columns = Columnwise((Operand("x"),), (Output("y", "x"),))
+    assert "size_t(part_) * D" in columns.source()
+
+
+@pytest.mark.parametrize("text, names", [
+    ("exp(x - m) * 1.0f", ["exp", "x", "m"]),
+    ("1e5f + a1 - 0x1Fu", ["a1"]),
+    ("p.x + q", ["p", "q"]),
+])  # fmt: skip
+def test_identifiers(text, names):
+    assert identifiers(text) == names
+
+
+def test_text_is_the_same_in_every_process():
+    code = "from tests.test_codegen import SOFTMAX; print(SOFTMAX.source())"
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed, "PYTHONPATH": "."},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in ("0", "1", "2")
+    }  # fmt: skip
+    assert texts == {SOFTMAX.source() + "\n"}
+
+
+def test_braces_match_and_every_store_is_cast():
+    source = SOFTMAX.source()
+    assert source.count("{") == source.count("}")
+    assert all(re.search(r"= y_t\(", line) for line in source.splitlines() if "y_out_row[" in line)
+
+
+@pytest.mark.parametrize("name", ["D", "j", "rows", "u_", "2x", "a b"])
+def test_a_name_that_the_body_uses_is_refused(name):
+    with pytest.raises(ValueError, match=r"\[codegen\] 'name' must"):
+        Elementwise((Operand(name, "full"),), (Output("y", name, "full"),))
+
+
+def test_short_names_do_not_meet_the_body():
+    names = ["s", "u", "i", "k", "w", "n", "lane", "group", "row_", "part", "start", "live"]
+    pattern = Rowwise(
+        inputs=tuple(Operand(n) for n in names),
+        passes=(Pass((Reduce("t", "sum", " + ".join(names)),)),),
+        outputs=(Output("y", "t * " + " * ".join(names)),),
+    )
+    for n in names:
+        assert f"const float {n} = float({n}_in_row[j]);" in pattern.source()

@@ -1,0 +1,253 @@
+"""The CUDA target without a GPU: every kernel compiles with NVRTC for Ampere and Hopper, cubins are
+kept, errors show the user's lines, and MLX gets what the kernel expects.
+
+Nothing in here executes on a GPU except the last test, where there is one.
+"""
+
+import re
+
+import mlx.core as mx
+import pytest
+from cuda_launches import (
+    compile_all,
+    distinct,
+    language_kernels,
+    language_modules,
+    launch_of,
+    mlx_lm_launches,
+    needs_nvrtc,
+    spec_of,
+    taken_by_cpu,
+    text_of,
+)
+
+import zmlx
+from zmlx import metal
+from zmlx.registry import get, ops
+from zmlx.targets import cuda
+from zmlx.testing import check_forward, check_gradient, draw, gradients
+
+pytestmark = needs_nvrtc
+
+OPS = tuple(ops())
+
+
+# ---- what compiles ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """The launches that zmlx prepares for CUDA; their outputs are zeros."""
+    launches = []
+
+    def prepare(spec, arrays, template, grid, group, shapes, dtypes, init_value, constants):
+        if 0 not in grid:
+            like = tuple(mx.zeros(x.shape, x.dtype) for x in (*arrays, *constants))
+            launches.append((spec, like, template, grid, group, shapes, dtypes))
+        return shapes, dtypes
+
+    def launch(prepared, arrays):
+        outputs = tuple(mx.zeros(s, d) for s, d in zip(*prepared, strict=True))
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    monkeypatch.setattr(cuda, "unavailable", lambda: None)
+    monkeypatch.setattr(cuda, "prepare", prepare)
+    monkeypatch.setattr(cuda, "launch", launch)
+    return launches
+
+
+def call(op, case, dtype):
+    """Runs the op forward and backward on CUDA."""
+    values = draw(op, case, dtype)
+    with zmlx.target("cuda"):
+        outputs = op.function(*values, **case.options)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        which = [i for i in op.differentiable if values[i] is not None]
+        if which:
+            cotangents = [mx.ones(o.shape, o.dtype) for o in outputs]
+            gradients(lambda *xs: op.function(*xs, **case.options), values, which, cotangents)
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_every_op_compiles(op, recorded):
+    """Forward and backward in bfloat16."""
+    call(op, next(c for c in reversed(op.cases[:6]) if c.why != "no rows"), mx.bfloat16)
+    assert recorded
+    for launch in recorded:
+        # Rule of the catalogue: every lane reaches every operation on a simdgroup.
+        assert set(re.findall(r"zk_flow<\d, \d>\(\)", text_of(launch))) <= {"zk_flow<0, 0>()"}
+    assert compile_all(recorded, ["sm_90a"]) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_every_op_compiles_in_every_dtype_and_geometry(op, recorded):
+    for case in (case for case in op.cases if case.why != "no rows"):
+        for dtype in (mx.float32, mx.float16, mx.bfloat16):
+            call(op, case, dtype)
+    assert compile_all(recorded) == []
+
+
+def test_kernels_compile_for_every_generation(recorded):
+    for name in ("rms_norm", "swiglu"):
+        call(get(name), get(name).cases[3], mx.float16)
+    launches = [*recorded, *distinct(language_kernels("test_simdgroup_matrix"))[-3:]]
+    assert compile_all(launches, ["sm_75", "sm_80", "sm_86", "sm_89", "sm_100a", "sm_120a"]) == []
+
+
+def test_the_language_compiles():
+    recorded = language_kernels(*language_modules(long=False))
+    # The same bodies with a barrier in front are for the slow test.
+    once = [x for x in recorded if "threadgroup_barrier(mem_flags::mem_none)" not in x[0].body]
+    kernels = distinct(filter(taken_by_cpu, once))
+    assert len(kernels) > 70
+    assert compile_all(kernels, ["sm_90a"]) == []
+
+
+@pytest.mark.slow
+def test_every_kernel_of_the_language_compiles_for_every_architecture():
+    kernels = distinct(filter(taken_by_cpu, language_kernels(*language_modules(long=True))))
+    assert len(kernels) > 250
+    assert compile_all(kernels) == []
+
+
+def test_the_kernels_of_mlx_lm_compile():
+    launches = list(mlx_lm_launches(mx.bfloat16))
+    assert len({launch[0].name for launch in launches}) == 23
+    assert compile_all(launches, ["sm_80"]) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+def test_the_kernels_of_mlx_lm_compile_for_every_architecture(dtype):
+    assert compile_all(list(mlx_lm_launches(dtype))) == []
+
+
+# ---- cache, errors, launches --------------------------------------------------------------------
+
+
+@pytest.fixture
+def empty_cache(monkeypatch, tmp_path):
+    zmlx.native.load()  # its own place in the cache stays
+    monkeypatch.setenv("ZMLX_CACHE_DIR", str(tmp_path / "cache"))
+    cuda._cubin.cache_clear()
+    yield tmp_path / "cache" / "cuda"
+    cuda._cubin.cache_clear()
+
+
+def test_a_second_process_compiles_nothing(empty_cache):
+    launch = launch_of("y[thread_position_in_grid.x] = x[0];")
+    before = cuda.statistics()
+    first = cuda.compiled(*launch, "sm_80")
+    cuda._cubin.cache_clear()  # as in a new process
+    second = cuda.compiled(*launch, "sm_80")
+    after = cuda.statistics()
+    assert first == second
+    assert after["compiles"] == before["compiles"] + 1
+    assert after["cache_hits"] == before["cache_hits"] + 1
+
+
+def test_text_architecture_and_flags_have_entries_of_their_own(empty_cache):
+    source = "y[thread_position_in_grid.x] = exp(x[0]);"
+    for arch, options in (("sm_80", {}), ("sm_90a", {}), ("sm_80", {"math_mode": "fast"})):
+        cuda.compiled(*launch_of(source, **options), arch)
+    cuda.compiled(*launch_of(source, 65), "sm_80")  # a last group that is not full
+    assert len(list(empty_cache.glob("*.cubin"))) == 4
+
+
+def test_group_sizes_share_a_cubin_where_nothing_depends_on_them(empty_cache):
+    source = "y[thread_position_in_grid.x] = x[0];"
+    for group in (130, 200, 256):
+        cuda.compiled(*launch_of(source, 2 * group, group), "sm_80")
+    assert len(list(empty_cache.glob("*.cubin"))) == 1
+
+
+def test_a_damaged_entry_is_compiled_again(empty_cache):
+    launch = launch_of("y[thread_position_in_grid.x] = x[0];")
+    first = cuda.compiled(*launch, "sm_80")
+    (entry,) = empty_cache.glob("*.cubin")
+    entry.write_bytes(entry.read_bytes()[:-100])
+    cuda._cubin.cache_clear()
+    assert cuda.compiled(*launch, "sm_80") == first
+
+
+@pytest.mark.parametrize(
+    ("source", "header", "message"),
+    [
+        ("uint i = 0;\n\ny[i] = missing(x[i]);", "",
+         "line 3 of the source: `y[i] = missing(x[i]);`: identifier \"missing\" is undefined"),
+        ("y[0] = x[0] +;", "", "line 1 of the source: `y[0] = x[0] +;`: expected an expression"),
+        ("y[0] = half(1.0f);\nbfloat b = 1.0f;", "",
+         "line 2 of the source: `bfloat b = 1.0f;`: no suitable constructor exists to convert "
+         "from \"float\" to \"bfloat\""),
+        ("y[0] = f(x[0]);", "// twice\ninline float f(float a) { return 2 * b; }\n",
+         "line 2 of the header: `inline float f(float a) { return 2 * b; }`: identifier \"b\" is "
+         "undefined"),
+        ("y[0] = max(1, 2u);", "", "line 1 of the source: `y[0] = max(1, 2u);`"),
+        ("threadgroup float a[5000], b[5000]; a[0] = b[0] = x[0]; y[0] = a[1] + b[1];", "",
+         "at most 32768 bytes"),
+        ("threadgroup float a[5000]; threadgroup float b[5000]; a[0] = b[0] = x[0];"
+         "y[0] = a[1] + b[1];", "", "threadgroup variables hold at most 32768 bytes but got 40000"),
+    ],
+)  # fmt: skip
+def test_errors_show_the_users_own_line(source, header, message):
+    with pytest.raises(RuntimeError) as error:
+        cuda.compiled(*launch_of(source, header=header), "sm_90a")
+    assert str(error.value).startswith("[kernel k")
+    assert message in str(error.value)
+
+
+def test_a_shape_of_more_dimensions_than_mlx_hands_over_is_refused():
+    launch = launch_of("y[0] = x_shape[0];", arrays=(mx.zeros((1,) * 11),))
+    with pytest.raises(ValueError, match=r"\[k\] 'x' must have at most 10 dimensions but got 11"):
+        cuda.compiled(*launch, "sm_80")
+
+
+def test_unavailable_names_the_remedy():
+    if cuda.unavailable() is not None:
+        assert "pip install" in cuda.unavailable()
+
+
+def test_a_launch_hands_mlx_arrays_then_sizes_then_geometry(monkeypatch):
+    seen = {}
+
+    def precompiled(**given):
+        seen.update(given)
+        return [
+            mx.zeros(s, d)
+            for s, d in zip(given["output_shapes"], given["output_dtypes"], strict=True)
+        ]
+
+    monkeypatch.setattr(cuda, "architecture", lambda: "sm_80")
+    monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", precompiled)
+    spec = metal.KernelSpec(
+        "k", ("x", "n"), ("y",), "y[thread_position_in_grid.x] = x[x_strides[0]] + n + x_ndim;",
+        ensure_row_contiguous=False,
+    )  # fmt: skip
+    x, n = mx.zeros((4, 5, 5)), mx.array(2.0)
+    prepared = cuda.prepare(
+        spec, (x,), (), (100, 1, 1), (32, 1, 1), ((100,),), (mx.float32,), 1.0, (n,)
+    )
+    cuda.launch(prepared, (x,))
+    assert [a.shape for a in seen["inputs"]] == [(4, 5, 5), ()]
+    assert seen["scalars"] == [4, 5, 5, 100]
+    assert (seen["grid"], seen["threadgroup"]) == ((100, 1, 1), (32, 1, 1))
+    assert seen["ensure_row_contiguous"]  # the strides that the kernel sees are contiguous ones
+    assert seen["name"].encode() in seen["compiled_source"]
+    assert seen["init_value"] == 1.0
+
+
+def test_a_grid_without_threads_launches_nothing():
+    spec = spec_of("y[0] = x[0];")
+    x = mx.zeros((0,))
+    prepared = cuda.prepare(spec, (x,), (), (0, 1, 1), (32, 1, 1), ((3,),), (mx.float32,), 2.0, ())
+    assert cuda.launch(prepared, (x,)).tolist() == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.skipif(cuda.unavailable() is not None, reason=str(cuda.unavailable()))
+def test_every_op_runs_on_the_device():
+    with zmlx.target("cuda"):
+        for op in OPS:
+            for case in (case for case in op.cases if case.why != "no rows"):
+                check_forward(op, case, mx.float32)
+                check_gradient(op, case, mx.float32)

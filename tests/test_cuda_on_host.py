@@ -1,0 +1,183 @@
+"""The text that NVRTC compiles, acted out on the host (see cuda_on_host.py): threads are where
+Metal puts them, and kernels compute what they do on the CPU target."""
+
+import itertools
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from cuda_launches import (
+    distinct,
+    language_kernels,
+    language_modules,
+    launch_of,
+    mlx_lm_launches,
+    run_on_host,
+    spec_of,
+    taken_by_cpu,
+    to_numpy,
+)
+
+from zmlx.targets import cpu, cuda
+
+ATTRIBUTES = {
+    "thread_position_in_grid": 3,
+    "thread_position_in_threadgroup": 3,
+    "threadgroup_position_in_grid": 3,
+    "threads_per_threadgroup": 3,
+    "dispatch_threads_per_threadgroup": 3,
+    "threads_per_grid": 3,
+    "threadgroups_per_grid": 3,
+    "thread_index_in_threadgroup": 1,
+    "thread_index_in_simdgroup": 1,
+    "simdgroup_index_in_threadgroup": 1,
+    "simdgroups_per_threadgroup": 1,
+    "quadgroup_index_in_threadgroup": 1,
+}
+
+
+def metal_attributes(grid, group):
+    """Metal's definition: for each thread, x fastest, the numbers of ATTRIBUTES."""
+    group = tuple(min(n, t) for n, t in zip(grid, group, strict=True))
+    groups = tuple(-(-n // t) for n, t in zip(grid, group, strict=True))
+    for z, y, x in itertools.product(*map(range, reversed(grid))):
+        position = (x, y, z)
+        place = tuple(p // t for p, t in zip(position, group, strict=True))
+        inside = tuple(p % t for p, t in zip(position, group, strict=True))
+        extent = tuple(min(t, n - b * t) for n, t, b in zip(grid, group, place, strict=True))
+        linear = (inside[2] * extent[1] + inside[1]) * extent[0] + inside[0]
+        threads = extent[0] * extent[1] * extent[2]
+        yield (*position, *inside, *place, *extent, *group, *grid, *groups,
+               linear, linear % 32, linear // 32, -(-threads // 32), linear // 4)  # fmt: skip
+
+
+ATTRIBUTE_SOURCE = (
+    "uint3 p = thread_position_in_grid; uint i = (p.z * NY + p.y) * NX + p.x;\n"
+    + "".join(
+        f"y[i * 26 + {at}] = {name}{axis};\n"
+        for at, (name, axis) in enumerate(
+            (name, axis)
+            for name, size in ATTRIBUTES.items()
+            for axis in ([".x", ".y", ".z"] if size == 3 else [""])
+        )
+    )
+)
+
+
+GEOMETRIES = [
+    (cuda.EXACT, (64, 1, 1), (32, 1, 1)),
+    (cuda.EXACT, (12, 6, 4), (4, 3, 2)),
+    (cuda.EXACT, (5, 7, 1), (256, 1, 1)),
+    (cuda.LINE, (100, 1, 1), (32, 1, 1)),
+    (cuda.LINE, (33, 1, 1), (32, 1, 1)),
+    (cuda.LINEAR, (7, 5, 1), (4, 2, 1)),
+    (cuda.LINEAR, (9, 4, 5), (4, 4, 2)),
+    (cuda.LINEAR, (1, 70, 3), (1, 33, 2)),
+    (cuda.LINEAR, (33, 3, 2), (8, 2, 2)),
+]
+
+
+@pytest.mark.parametrize(("kind", "grid", "group"), GEOMETRIES)
+def test_threads_are_where_metal_puts_them(kind, grid, group, tmp_path_factory):
+    folder = tmp_path_factory.getbasetemp()  # one compilation per kind of geometry
+    assert cuda.geometry("k", grid, group).kind == kind
+    sizes = tuple(mx.array(n, mx.int32) for n in grid[:2])
+    count = grid[0] * grid[1] * grid[2]
+    launch = (spec_of(ATTRIBUTE_SOURCE, ("NX", "NY")), sizes, (), grid, group,
+              ((count, 26),), (mx.uint32,))  # fmt: skip
+    (found,) = run_on_host(launch, folder)
+    np.testing.assert_array_equal(found, np.array(list(metal_attributes(grid, group))))
+
+
+def test_grids_beyond_cudas_limits_are_numbered_along_x():
+    tall = cuda.geometry("k", (1, 70000, 1), (1, 1, 1))
+    assert (tall.kind, tall.grid, tall.block) == (cuda.LINEAR, (70000, 1, 1), (1, 1, 1))
+    assert tall.numbers == (1, 70000, 1, 1, 1, 1)
+    deep = cuda.geometry("k", (1, 1, 256), (1, 1, 128))
+    assert (deep.kind, deep.grid, deep.block) == (cuda.LINEAR, (256, 1, 1), (128, 1, 1))
+    large = cuda.geometry("k", (2**20, 70000, 1), (1024, 1, 1))
+    assert large.grid[0] < 2**31
+    assert large.grid[0] // 1024 * large.grid[1] >= 2**10 * 70000
+    with pytest.raises(ValueError, match=r"\[k\] 'grid' must have fewer than 2\^32 groups"):
+        cuda.geometry("k", (2**30, 2**20, 1), (1, 1, 1))
+
+
+# ---- what the text computes ---------------------------------------------------------------------
+
+
+def assert_as_on_cpu(launch, folder):
+    prepared = cpu.prepare(*launch, 0.0, ())
+    expected = cpu.launch(prepared, launch[1])
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    for got, want in zip(run_on_host(launch, folder), expected, strict=True):
+        want = to_numpy(want)
+        if want.dtype == np.uint16:  # bfloat16
+            got, want = ((x.astype(np.uint32) << 16).view(np.float32) for x in (got, want))
+        finite = want[np.isfinite(want)].astype(np.float64)
+        scale = np.abs(finite).max(initial=0.0)
+        eps = 2**-7 if mx.bfloat16 in launch[6] else 2**-10 if mx.float16 in launch[6] else 2**-20
+        np.testing.assert_allclose(got.astype(np.float64), want, rtol=eps, atol=eps * scale)
+
+
+SHARED = [
+    "qk_norm",  # a last group that is not full, float32 sums
+    "gated_delta_step_mask",  # control flow that depends on a thread's y
+    "rms_norm_sigmoid_gate",  # shapes and strides
+    "kl_forward",  # 1,024 threads, barriers
+]
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_the_text_computes_what_the_cpu_target_does(name, tmp_path):
+    launch = next(x for x in mlx_lm_launches(mx.float16) if x[0].name == name)
+    assert_as_on_cpu(launch, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
+def test_every_kernel_of_mlx_lm_computes_what_it_does_on_the_cpu(dtype, tmp_path):
+    for launch in mlx_lm_launches(dtype):
+        assert_as_on_cpu(launch, tmp_path)
+
+
+@pytest.mark.slow
+def test_the_language_computes_what_it_does_on_the_cpu(tmp_path):
+    """Not the programs whose lanes part in ways that CUDA leaves open."""
+    recorded = language_kernels("test_attributes", *language_modules(long=False))
+    kernels = distinct(filter(taken_by_cpu, recorded))
+    assert len(kernels) > 150
+    for launch in kernels:
+        assert_as_on_cpu(launch, tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+def test_tiles_multiply_as_matrices(dtype, tmp_path):
+    """Apple's layout in registers, CUDA's in the matrix units of the narrow types."""
+    rng = np.random.default_rng(0)
+    a, b = (mx.array(rng.integers(-4, 5, (8, 8)).astype(np.float32)).astype(dtype) for _ in "ab")
+    source = """
+        simdgroup_matrix<T, 8, 8> m, n;
+        simdgroup_float8x8 p = make_filled_simdgroup_matrix<float, 8, 8>(1);
+        simdgroup_load(m, a); simdgroup_load(n, b, 8, ulong2(0), true);
+        simdgroup_multiply_accumulate(p, m, n, p);
+        simdgroup_store(p, y);
+    """
+    launch = (spec_of(source, ("a", "b")), (a, b), (("T", dtype),), (32, 1, 1), (32, 1, 1),
+              ((8, 8),), (mx.float32,))  # fmt: skip
+    (found,) = run_on_host(launch, tmp_path)
+    want = np.array(a.astype(mx.float32)) @ np.array(b.astype(mx.float32)).T + 1
+    np.testing.assert_array_equal(found, want)
+
+
+def test_simd_operations_after_an_early_return_leave_out_the_lanes_that_left(tmp_path):
+    source = """
+        uint i = thread_position_in_grid.x;
+        if (i >= 45) { return; }
+        y[i] = simd_sum(x[i]) + 1000 * simd_prefix_exclusive_sum(1);
+    """
+    launch = launch_of(source, 64, 64, arrays=(mx.arange(64).astype(mx.float32),))
+    (found,) = run_on_host(launch, tmp_path)
+    want = np.zeros(64)
+    want[:32] = np.arange(32).sum() + 1000 * np.arange(32)
+    want[32:45] = np.arange(32, 45).sum() + 1000 * np.arange(13)
+    np.testing.assert_array_equal(found, want)

@@ -1,0 +1,178 @@
+"""What the CUDA target makes of a kernel: instructions in the PTX, and which lanes an operation
+on a simdgroup is said to have."""
+
+import re
+
+import mlx.core as mx
+import pytest
+from cuda_launches import compile_all, launch_of, needs_nvrtc, ptx_of, text_of
+
+pytestmark = needs_nvrtc
+
+
+def ptx(source, *shape, **options):
+    return ptx_of(launch_of(source, *shape, **options))
+
+
+SOFTMAX = """
+    threadgroup float scratch[32];
+    uint lane = thread_index_in_simdgroup, simd = simdgroup_index_in_threadgroup;
+    float e = exp(x[thread_position_in_grid.x]);
+    float s = simd_sum(e);
+    if (lane == 0) { scratch[simd] = s; }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    y[thread_position_in_grid.x] = e / (scratch[0] + scratch[1]);
+"""
+
+
+def test_float_kernels_have_no_double_arithmetic():
+    text = ptx("y[thread_position_in_grid.x] = x[thread_position_in_grid.x] * 1.7 + .5 + 1e-3;")
+    assert ".f64" not in text
+
+
+def test_inputs_are_loaded_through_the_read_only_cache():
+    text = ptx(SOFTMAX, 64, 64)
+    assert text.count("ld.global.nc.f32") == 1
+    assert "ld.global.f32" not in text
+
+
+def test_vectors_load_and_store_in_one_instruction():
+    text = ptx(
+        "uint i = thread_position_in_grid.x;"
+        "*(device float4*)(y + 4 * i) = 2 * *(const device float4*)(x + 4 * i);"
+    )
+    assert "ld.global.nc.v4.f32" in text
+    assert "st.global.v4.f32" in text
+
+
+def test_a_full_simdgroup_reduces_in_five_shuffles():
+    text = ptx(SOFTMAX, 64, 64)
+    assert text.count("shfl.sync.bfly") == text.count("shfl.sync") == 5
+    assert "vote" not in text
+    assert text.count("bar.sync") == 1
+
+
+@pytest.mark.parametrize(("n", "group"), [(64, 48), (70, 64)], ids=["group of 48", "edge group"])
+def test_a_simdgroup_that_may_be_partial_asks_who_is_there(n, group):
+    assert "vote.sync.ballot" in ptx(SOFTMAX, n, group)
+
+
+def test_half_products_use_the_matrix_units():
+    text = ptx(
+        """
+        simdgroup_half8x8 a, b;
+        simdgroup_float8x8 c = make_filled_simdgroup_matrix<float, 8, 8>(0);
+        simdgroup_load(a, x); simdgroup_load(b, x);
+        simdgroup_multiply_accumulate(c, a, b, c);
+        y[thread_index_in_simdgroup] = half(c.thread_elements()[0]);
+        """,
+        dtype=mx.float16,
+    )
+    assert text.count("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32") == 1
+
+
+def test_half_and_bfloat_convert_in_one_instruction():
+    source = "uint i = thread_position_in_grid.x; y[i] = T(float(x[i]) * 3.0f);"
+    for dtype, instruction in ((mx.float16, "cvt.rn.f16.f32"), (mx.bfloat16, "cvt.rn.bf16.f32")):
+        assert ptx(source, dtype=dtype, template=(("T", dtype),)).count(instruction) == 1
+
+
+def test_fast_math_is_the_kernels_choice():
+    source = "y[0] = exp(x[0]) / x[1]; y[1] = metal::precise::divide(x[0], x[1]);"
+    assert "div.rn.f32" in ptx(source)
+    fast = ptx(source, math_mode="fast")
+    assert "div.full.ftz.f32" in fast
+    assert fast.count("div.rn.ftz.f32") == 1
+
+
+# ---- who takes part -----------------------------------------------------------------------------
+
+
+def flows(source, header=""):
+    """(control, exits) of each collective, in the order of the text."""
+    text = text_of(launch_of(source, header=header)).rpartition("#undef kernel")[2]
+    return [(int(c), int(e)) for c, e in re.findall(r"zk_flow<(\d), (\d)>\(\)", text)]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("y[0] = simd_sum(x[thread_position_in_grid.x]);", [(0, 0)]),
+        ("if (thread_index_in_simdgroup < 7) y[0] = simd_sum(x[0]);", [(2, 0)]),
+        ("if (threadgroup_position_in_grid.x < 7) y[0] = simd_sum(x[0]);", [(0, 0)]),
+        ("if (thread_position_in_grid.y < 7) y[0] = simd_sum(x[0]);", [(1, 0)]),
+        ("if (thread_position_in_grid.x >= 9) return; y[0] = simd_sum(x[0]);", [(0, 2)]),
+        ("if (thread_position_in_grid.z >= 9) return; y[0] = simd_sum(x[0]);", [(0, 1)]),
+        ("for (uint i = thread_index_in_simdgroup; i < 9; ++i) y[0] = simd_sum(x[i]);", [(2, 0)]),
+        ("for (uint i = 0; i < 9; ++i) y[0] = simd_sum(x[i]);", [(0, 0)]),
+        ("uint n = thread_index_in_simdgroup;"
+         "while (n) { y[0] = simd_sum(x[n]); n /= 2; }", [(2, 0)]),
+        ("uint t = thread_position_in_grid.x;"
+         "for (uint i = 0; i < 9; ++i) { if (i == t) break; y[0] = simd_sum(x[i]); }", [(2, 0)]),
+        ("uint t = thread_position_in_grid.x; for (uint i = 0; i < 9; ++i) {"
+         "for (uint k = 0; k < 9; ++k) { if (k == t) break; }"
+         "y[0] = simd_sum(x[i]); }", [(0, 0)]),
+        ("uint t = thread_position_in_grid.x; for (uint i = 0; i < 9; ++i) {"
+         "switch (t) { case 1: continue; case 2: break; }"
+         "y[0] = simd_sum(x[i]); }", [(2, 0)]),
+        ("uint t = thread_position_in_grid.x, n = 0; while (true) { if (n == t) break; n++; }"
+         "if (n > 3) y[0] = simd_sum(x[0]);", [(2, 0)]),
+        ("float v = 0; if (thread_position_in_grid.x < 3) v = 1;"
+         "if (v > 0) y[0] = simd_sum(v);", [(2, 0)]),
+        ("float v = simd_sum(x[thread_position_in_grid.x]); if (v > 0) y[0] = simd_max(v);",
+         [(0, 0), (0, 0)]),
+        ("float v = simd_shuffle(x[0], 1); if (v > 0) y[0] = simd_max(v);", [(0, 0), (2, 0)]),
+        ("uint t = thread_position_in_grid.x; bool b = t < 3 && simd_any(x[t] > 0); y[t] = b;",
+         [(2, 0)]),
+        ("threadgroup float s[4]; s[thread_position_in_threadgroup.x % 4] = 1;"
+         "if (s[0] > 0) y[0] = simd_sum(x[0]);", [(0, 0)]),
+        ("thread float a[2]; a[0] = thread_position_in_grid.x;"
+         "if (a[0] > 3) y[0] = simd_sum(x[0]);", [(2, 0)]),
+        ("float c; float s = sincos(x[thread_position_in_grid.x], c);"
+         "if (c > s) y[0] = simd_sum(c);", [(2, 0)]),
+        ("auto f = [&](float v) { return simd_sum(v); };"
+         "if (thread_position_in_grid.x < 3) y[0] = f(1);", [(2, 0)]),
+        ("switch (thread_position_in_grid.x) { case 1: y[0] = simd_sum(x[0]); }", [(2, 0)]),
+        ("if (thread_index_in_simdgroup == 0) for (int k = 0; k < 2; ++k) y[k] = 1;"
+         "for (int k = 0; k < 2; ++k) y[k] = simd_sum(x[k]);", [(0, 0)]),
+    ],
+)  # fmt: skip
+def test_control_flow_is_followed_to_what_it_depends_on(source, expected):
+    assert flows(source) == expected
+
+
+def test_helpers_inherit_the_flow_of_their_callers():
+    helper = """
+        inline float total(float v, uint n) {
+            if (n > 2) { return simd_sum(v); }
+            return v;
+        }
+    """
+    assert flows("y[0] = total(x[0], 3);", helper) == [(0, 0)]
+    assert flows("y[0] = total(x[0], thread_index_in_simdgroup);", helper) == [(2, 0)]
+    assert flows("if (thread_index_in_simdgroup > 1) y[0] = total(x[0], 3);", helper) == [(2, 0)]
+
+
+def test_an_overload_of_the_texts_own_inherits_its_callers_flow():
+    """As MLX has them: simd_shuffle_down for bool goes through that for uint."""
+    overload = """
+        inline bool simd_shuffle_down(bool data, uint16_t delta) {
+            return metal::simd_shuffle_down(uint(data), delta);
+        }
+    """
+    source = "bool b = simd_shuffle_down(x[thread_position_in_grid.x] > 0, 1); y[0] = b;"
+    assert flows(source, overload) == [(0, 0), (0, 0)]
+    assert flows("if (thread_index_in_simdgroup < 9) {" + source + "}", overload) == [(2, 0)] * 2
+    assert compile_all([launch_of(source, header=overload)]) == []
+
+
+def test_an_operation_outside_of_every_body_assumes_nothing():
+    total = "struct Total { float v; Total(float x) : v(simd_sum(x)) {} };\n"
+    assert flows("y[0] = Total(x[0]).v;", total) == [(2, 2)]
+
+
+def test_rows_of_whole_simdgroups_count_as_uniform():
+    source = "if (thread_position_in_grid.y < 7) { y[0] = simd_sum(x[thread_position_in_grid.x]); }"
+    text = ptx(source, grid=(32, 8, 1), group=(32, 4, 1))
+    assert "activemask" not in text
+    assert "activemask" in ptx(source, grid=(16, 8, 1), group=(16, 4, 1))

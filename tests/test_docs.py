@@ -1,0 +1,32 @@
+"""Pages are current, and what they show runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from zmlx.cli.page import page
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def test_the_catalogue_page_is_current():
+    """Otherwise: python -m zmlx list --page > docs/catalogue.md"""
+    assert (ROOT / "docs" / "catalogue.md").read_text() == page()
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in PAGES if p.name != "catalogue.md"], ids=lambda p: p.name
+)
+def test_python_blocks_run_in_order(path):
+    names: dict = {}
+    for number, block in enumerate(BLOCK.findall(path.read_text())):
+        exec(compile(block, f"{path.name}, block {number + 1}", "exec"), names)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
+def test_links_inside_the_repository_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
+        assert (path.parent / target).exists(), target

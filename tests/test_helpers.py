@@ -1,0 +1,216 @@
+"""Kernels from expressions and from Python functions, launched."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import zmlx
+from zmlx import metal
+from zmlx.autograd import binary_from_expr, differentiable, nary_from_expr, unary_from_expr
+from zmlx.expr import FUNCTIONS, parse
+
+
+def close(a, b, tolerance=1e-5):
+    np.testing.assert_allclose(
+        np.array(a.astype(mx.float32)), np.array(b.astype(mx.float32)), tolerance, tolerance
+    )
+
+
+X = mx.array(np.random.default_rng(0).uniform(0.2, 0.8, (3, 70)).astype(np.float32))
+Y = mx.array(np.random.default_rng(1).uniform(0.2, 0.8, (3, 70)).astype(np.float32))
+UNARY = sorted(n for n, f in FUNCTIONS.items() if f.arity == 1 and f.precedence == 0)
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_every_function_and_its_derivative(name):
+    text = f"{name}(x)"
+    function, plain = zmlx.elementwise.unary(text), parse(text)
+    got, want = function(X), plain.evaluate({"x": X})
+    close(got, want)
+    if not plain.is_condition:
+        close(
+            mx.grad(lambda x: (function(x) * Y).sum())(X),
+            mx.grad(lambda x: (plain.evaluate({"x": x}) * Y).sum())(X),
+            1e-4,
+        )
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_output_has_the_dtype_of_the_inputs(dtype):
+    assert zmlx.expression("x * sigmoid(x)")(X.astype(dtype)).dtype == dtype
+
+
+SHAPES = [((3, 70), (3, 70)), ((3, 70), (70,)), ((3, 70), ()), ((3, 1), (1, 70)), ((70,), (3, 70)),
+          ((2, 1, 5), (3, 1)), ((1,), (4,)), ((), ()), ((0, 5), (5,))]  # fmt: skip
+
+
+@pytest.mark.parametrize("a, b", SHAPES, ids=str)
+def test_operands_broadcast_and_gradients_are_summed_back(a, b):
+    x, y = mx.random.normal(a), mx.random.normal(b)
+    function = zmlx.elementwise.binary("x * x * y + y")
+
+    def plain(x, y):
+        return x * x * y + y
+
+    close(function(x, y), plain(x, y))
+    got = mx.grad(lambda x, y: function(x, y).sum(), argnums=(0, 1))(x, y)
+    want = mx.grad(lambda x, y: plain(x, y).sum(), argnums=(0, 1))(x, y)
+    for g, w in zip(got, want, strict=True):
+        assert g.shape == w.shape
+        close(g, w, 1e-4)
+
+
+def test_several_outputs_use_every_cotangent():
+    f = zmlx.elementwise.map(
+        {"p": "t + y", "q": "t * y", "r": "x > y"}, ("x", "y"), lets="t = x * x"
+    )
+    p, q, r = f(X, Y)
+    close(p, X * X + Y)
+    close(q, X * X * Y)
+    assert r.dtype == mx.bool_
+    got = mx.grad(lambda x: (2 * f(x, Y)[0] + 3 * f(x, Y)[1]).sum())(X)
+    close(got, 4 * X + 6 * X * Y)
+
+
+def test_a_given_derivative_is_used():
+    f = unary_from_expr("x * x", derivative="7")
+    close(mx.grad(lambda x: f(x).sum())(X), mx.full(X.shape, 7.0))
+    g = binary_from_expr("x * y", derivatives=("2", "3"))
+    dx, dy = mx.grad(lambda x, y: g(x, y).sum(), argnums=(0, 1))(X, Y)
+    close(dx, mx.full(X.shape, 2.0))
+    close(dy, mx.full(X.shape, 3.0))
+    h = nary_from_expr("a * b", ("a", "b"), gradients={"a": "dy * 5", "b": "dy * a"})
+    close(mx.grad(lambda a: h(a, Y).sum())(X), mx.full(X.shape, 5.0))
+
+
+def test_transforms_of_an_expression():
+    f = zmlx.expression("x * tanh(y)")
+    close(mx.vmap(f, in_axes=(0, None))(X, Y[0]), X * mx.tanh(Y[0]))
+    close(mx.jvp(lambda x: f(x, Y), [X], [Y])[1][0], Y * mx.tanh(Y))
+    compiled = mx.compile(lambda x, y: f(x, y), shapeless=True)
+    close(compiled(X, Y), X * mx.tanh(Y))
+    close(compiled(X[:2], Y[:2]), X[:2] * mx.tanh(Y[:2]))
+
+
+@pytest.mark.parametrize("text, message", [
+    ("x * tanhh(x)", "unknown function 'tanhh'"),
+    ("x +", "column"),
+    ("2 * 3", "at least one input"),
+])  # fmt: skip
+def test_a_bad_expression_shows_the_users_line(text, message):
+    with pytest.raises(ValueError, match=message):
+        zmlx.expression(text)
+
+
+def test_bad_arguments_of_an_expression():
+    f = zmlx.elementwise.binary("x * y", name="times")
+    with pytest.raises(
+        ValueError, match=r"\[times\] 'y' must broadcast with \(3, 70\) but got \(4,\)"
+    ):
+        f(X, mx.zeros((4,)))
+    with pytest.raises(ValueError, match=r"\[times\] 'x' must have dtype .* but got int32"):
+        f(X.astype(mx.int32), Y)
+    with pytest.raises(TypeError, match=r"\[times\] takes 2 arrays"):
+        f(X)
+
+
+def test_rowwise_reduce():
+    norm = zmlx.rowwise.reduce("sum", "x * x", finalize="sqrt(total / D)")
+    close(norm(X), mx.sqrt((X * X).mean(-1)))
+    close(
+        mx.grad(lambda x: norm(x).sum())(X),
+        mx.grad(lambda x: mx.sqrt((x * x).mean(-1)).sum())(X),
+    )
+    for op in ("max", "min", "prod", "sum"):
+        close(zmlx.rowwise.reduce(op)(X), getattr(mx, op)(X, axis=-1), 1e-4)
+
+
+def test_rowwise_map_reduce_with_every_kind_of_input():
+    f = zmlx.rowwise.map_reduce(
+        {"m": ("max", "x"), "s": ("sum", "exp(x - m)")},
+        {"y": "w * exp(x - m) / s * scale", "lse": "m + log(s) + shift"},
+        inputs={"x": "row", "w": "column", "shift": "per_row", "scale": "scalar"},
+    )
+    shift = mx.arange(3).astype(mx.float32)
+    y, lse = f(X, Y[0], shift, 2.0)
+    close(y, Y[0] * mx.softmax(X, axis=-1) * 2.0)
+    close(lse, mx.logsumexp(X, axis=-1) + shift)
+
+
+def test_kept_values_change_nothing():
+    reductions = {"m": ("max", "x"), "s": ("sum", "e")}
+    plain = zmlx.rowwise.map_reduce(reductions, "e / s", lets="e = exp(x - m)")
+    kept = zmlx.rowwise.map_reduce(reductions, "e / s", lets="e = exp(x - m)", keep=("e",))
+    close(plain(X), kept(X), 1e-7)
+
+
+def test_differentiable_composes_launches():
+    double = zmlx.expression("2 * x")
+
+    def twice(x):
+        return double(double(x))
+
+    f = differentiable(twice, lambda p, c, o, w: (5 * c[0],), reference=lambda x: (4 * x,))
+    close(f(X), 4 * X)
+    close(mx.grad(lambda x: f(x).sum())(X), mx.full(X.shape, 5.0))
+    close(mx.compile(f, shapeless=True)(X), 4 * X)
+
+
+@zmlx.jit
+def pieces(x, y):
+    total = 0.0
+    for i in range(4):
+        if x > y:
+            total += x * i
+        else:
+            total -= y
+    return total, x * y
+
+
+def plain_pieces(x, y):
+    return mx.where(x > y, 6 * x, -4 * y), x * y
+
+
+def test_jit_launches_one_kernel_and_its_gradient():
+    for got, want in zip(pieces(X, Y[0]), plain_pieces(X, Y[0]), strict=True):
+        close(got, want)
+    assert pieces(1.0, 2.0) == (-8.0, 2.0)
+
+    def loss(function):
+        return lambda x, y: sum((z * z).sum() for z in function(x, y))
+
+    got = mx.grad(loss(pieces), argnums=(0, 1))(X, Y[0])
+    want = mx.grad(loss(plain_pieces), argnums=(0, 1))(X, Y[0])
+    for g, w in zip(got, want, strict=True):
+        close(g, w, 1e-4)
+    close(mx.vmap(lambda x: pieces(x, Y[0])[0])(X), plain_pieces(X, Y[0])[0])
+
+
+@zmlx.jit
+def steps(n: int, x: float):
+    count = 0
+    while n > 1 and count < 200:
+        n = n // 2 if n % 2 == 0 else 3 * n + 1
+        count += 1
+    return count, x * count
+
+
+def test_jit_keeps_integers():
+    n = mx.array([1, 6, 27], dtype=mx.int32)
+    count, scaled = steps(n, mx.array([1.0, 0.5, 2.0]))
+    assert count.dtype == mx.int32
+    assert count.tolist() == [0, 8, 111]
+    assert scaled.tolist() == [0.0, 4.0, 222.0]
+    assert mx.grad(lambda x: steps(n, x)[1].sum())(mx.ones(3)).tolist() == [0.0, 8.0, 111.0]
+    with pytest.raises(ValueError, match=r"\[steps\] 'n' must have dtype int32 but got float32"):
+        steps(mx.zeros((3,)), mx.zeros((3,)))
+
+
+def test_a_new_number_compiles_nothing():
+    f = zmlx.elementwise.map("x * s", ("x", "s"))
+    f(X, 1.0)
+    before = metal.statistics()
+    for s in range(20):
+        f(X, s * 0.37)
+    after = metal.statistics()
+    assert (after["compiles"], after["cache_hits"]) == (before["compiles"], before["cache_hits"])

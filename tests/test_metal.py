@@ -1,0 +1,221 @@
+"""The kernel wrapper."""
+
+import dataclasses
+import re
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import zmlx
+from zmlx import metal
+
+DOUBLE = {
+    "name": "double",
+    "input_names": ["x"],
+    "output_names": ["y"],
+    "source": "uint i = thread_position_in_grid.x; y[i] = x[i] + x[i];",
+}
+
+
+def test_the_same_specification_is_the_same_kernel():
+    assert metal.kernel(**DOUBLE) is metal.kernel(**DOUBLE)
+    assert metal.kernel(**{**DOUBLE, "source": DOUBLE["source"] + " "}) is not metal.kernel(
+        **DOUBLE
+    )
+
+
+def test_the_name_hashes_everything():
+    spec = metal.kernel(**DOUBLE).spec
+    names = {spec.full_name}
+    for field, value in {
+        "body": "y[0] = 1;",
+        "header": "// x",
+        "ensure_row_contiguous": False,
+        "atomic_outputs": True,
+        "math_mode": "fast",
+        "input_names": ("z",),
+    }.items():
+        names.add(dataclasses.replace(spec, **{field: value}).full_name)
+    assert len(names) == 7
+    assert all(re.fullmatch(r"double_[0-9a-f]{12}", n) for n in names)
+
+
+def test_defaults_are_one_thread_per_element_and_the_first_input():
+    x = mx.arange(1000).astype(mx.float16).reshape(10, 100)
+    y = metal.kernel(**DOUBLE)(x)
+    assert (y.shape, y.dtype) == (x.shape, x.dtype)
+    assert mx.array_equal(y, x + x)
+
+
+def test_numbers_are_scalars_of_their_type():
+    kernel = metal.kernel(
+        name="numbers",
+        input_names=["a", "b", "c"],
+        output_names=["y"],
+        source="y[0] = float(a) + b + (c ? 0.5f : 0.0f);",
+    )
+    y = kernel(2, 0.25, True, output_shapes=[(1,)], output_dtypes=[mx.float32])
+    assert y.item() == 2.75
+    assert np.signbit(metal.scalar(-0.0).item())
+    assert not np.signbit(metal.scalar(0.0).item())
+    assert metal.scalar(True).dtype == mx.bool_
+    assert metal.scalar(2**40).dtype == mx.int64
+
+
+def test_init_value_template_and_several_outputs():
+    kernel = metal.kernel(
+        name="several",
+        input_names=["x"],
+        output_names=["a", "b"],
+        source="""
+            uint i = thread_position_in_grid.x;
+            if (i < N) {
+                a[i] = T(x[i]) * T(N);
+                b[i] = i;
+            }""",
+    )
+    a, b = kernel(
+        mx.ones((8,)),
+        template={"T": mx.float16, "N": 3},
+        output_shapes=[(8,), (8,)],
+        output_dtypes=[mx.float16, mx.int32],
+        init_value=7,
+    )
+    assert a.tolist() == [3, 3, 3, 7, 7, 7, 7, 7]
+    assert b.tolist() == [0, 1, 2, 7, 7, 7, 7, 7]
+
+
+def test_non_contiguous_inputs_are_counted():
+    x = mx.arange(12).astype(mx.float32).reshape(3, 4)
+    mx.eval(x)
+    before = metal.statistics()["contiguous_copies"]
+    y = metal.kernel(**DOUBLE)(x.T)
+    assert mx.array_equal(y, (x + x).T)
+    assert metal.statistics()["contiguous_copies"] == before + 1
+
+
+def test_text_for_every_target():
+    spec = metal.kernel(**DOUBLE).spec
+    assert "[[kernel]] void" in spec.source("metal")
+    assert "zk_kernel" in spec.source("cpu")
+    with pytest.raises(ValueError, match="'target' must be metal, cuda or cpu"):
+        spec.source("vulkan")
+
+
+def test_verbose_prints_the_metal_text(capsys):
+    metal.kernel(**DOUBLE)(mx.ones((4,)), verbose=True)
+    assert "[[kernel]] void" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"name": "a b"}, "'name' must be an identifier"),
+    ({"input_names": ["x", "1y"]}, "'input_names' must be identifiers"),
+    ({"output_names": ["x"]}, "'output_names' must not repeat"),
+    ({"output_names": []}, "'output_names' must name at least one"),
+    ({"source": " "}, "'source' must not be empty"),
+    ({"math_mode": "loose"}, "'math_mode' must be one of"),
+])  # fmt: skip
+def test_a_bad_specification(change, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        metal.kernel(**{**DOUBLE, **change})
+
+
+@pytest.mark.parametrize("arguments, message", [
+    ({"threadgroup": 1025}, "'threadgroup' must have 1 to 1024 threads"),
+    ({"threadgroup": (0, 1, 1)}, "'threadgroup' must have 1 to 1024 threads"),
+    ({"grid": (-1,)}, "'grid' must be up to three sizes"),
+    ({"output_dtypes": [mx.float32] * 2}, "'output_dtypes' must have 1 entries"),
+    ({"template": {"T": 1.5}}, "'template' must hold dtypes, ints and bools"),
+])  # fmt: skip
+def test_a_bad_launch(arguments, message):
+    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
+        metal.kernel(**DOUBLE)(mx.ones((4,)), **arguments)
+
+
+def test_wrong_inputs():
+    with pytest.raises(ValueError, match=r"\[double\] 'inputs' must be 1 arrays .* but got 2"):
+        metal.kernel(**DOUBLE)(mx.ones((4,)), mx.ones((4,)))
+    with pytest.raises(
+        TypeError, match=r"\[double\] 'x' must be an array or a number but got list"
+    ):
+        metal.kernel(**DOUBLE)([1, 2])
+
+
+def test_an_empty_grid_runs_nothing():
+    y = metal.kernel(**DOUBLE)(mx.zeros((0, 5)))
+    assert y.shape == (0, 5)
+    mx.eval(y)
+
+
+def test_a_compile_error_shows_the_users_line():
+    kernel = metal.kernel(**{**DOUBLE, "source": "uint i = 0;\ny[i] = undefined_name;"})
+    with pytest.raises(RuntimeError, match=r"line 2 of the source: `y\[i\] = undefined_name;`"):
+        kernel(mx.ones((4,)))
+
+
+def test_a_rule_and_a_reference_of_ones_own():
+    kernel = metal.kernel(
+        **DOUBLE,
+        vjp=lambda primals, cotangents, outputs, wanted: (3 * cotangents[0],),
+        reference=lambda x: (x + x,),
+    )
+    x = mx.arange(4).astype(mx.float32)
+    assert mx.grad(lambda x: kernel(x).sum())(x).tolist() == [3.0] * 4
+    assert mx.array_equal(mx.vmap(kernel)(x[None]), (x + x)[None])
+
+
+def test_a_rule_of_the_wrong_shape_is_refused():
+    kernel = metal.kernel(**DOUBLE, vjp=lambda p, c, o, w: (mx.zeros((2,)),))
+    with pytest.raises(ValueError, match="the vjp rule must return"):
+        mx.grad(lambda x: kernel(x).sum())(mx.ones((4,)))
+
+
+def test_targets_say_why_they_cannot_run():
+    if not mx.metal.is_available():
+        with zmlx.target("metal"), pytest.raises(RuntimeError, match="Metal back end"):
+            mx.eval(zmlx.kernels.silu(mx.ones((4,))))
+    with pytest.raises(ValueError, match=r"\[target\] 'name' must be one of"), zmlx.target("tpu"):
+        pass
+
+
+def test_the_reference_target_cannot_run_raw_kernels():
+    with zmlx.target("reference"), pytest.raises(RuntimeError, match="without a reference"):
+        metal.kernel(**DOUBLE)(mx.ones((4,)))
+
+
+def test_a_vector_load_from_a_slice():
+    """The slice starts 4 bytes into its buffer; a float4 needs 16."""
+    kernel = metal.kernel(
+        name="float4_copy",
+        input_names=["x"],
+        output_names=["y"],
+        source="""
+            uint i = thread_position_in_grid.x;
+            *(device float4*)(y + 4 * i) = *(const device float4*)(x + 4 * i) * 2.0f;""",
+    )
+    x = mx.arange(1, 66).astype(mx.float32)
+    mx.eval(x)
+    y = kernel(x[1:], grid=16, output_shapes=[(64,)], output_dtypes=[mx.float32])
+    assert mx.array_equal(y, 2 * x[1:])
+
+
+def test_without_the_core_the_other_targets_still_run(monkeypatch):
+    """As on a Mac, where the CPU core does not exist."""
+    from zmlx import native
+    from zmlx.targets import cpu
+
+    def missing():
+        raise RuntimeError("no core here")
+
+    monkeypatch.setattr(native, "load", missing)
+    cpu._core_if_any.cache_clear()
+    try:
+        x = mx.arange(6).astype(mx.float32).reshape(2, 3)
+        with zmlx.target("reference"):
+            assert mx.allclose(zmlx.kernels.softmax(x).sum(-1), mx.ones(2))
+        assert cpu.maybe_tracing((x,)) == 1
+        assert cpu.signature((x,)) == cpu.signature((x + 1,)) != cpu.signature((x.T,))
+        assert "no core here" in cpu.unavailable()
+    finally:
+        cpu._core_if_any.cache_clear()

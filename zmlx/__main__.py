@@ -1,0 +1,47 @@
+"""``python -m zmlx``: the command line. Each subcommand is a module of :mod:`zmlx.cli`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from zmlx.backend import require_mlx
+from zmlx.version import __version__
+
+COMMANDS = ("list", "show", "doctor", "check", "bench", "demo", "run")
+"""Names of subcommands and of the modules behind them, in the order of the help text."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the whole command line."""
+    main_parser = argparse.ArgumentParser(
+        prog="python -m zmlx",
+        description="Custom kernels for MLX, from one Metal source, on Metal, CUDA and the CPU.",
+    )
+    main_parser.add_argument("--version", action="version", version=f"zmlx {__version__}")
+    commands = main_parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        module = import_module(f"zmlx.cli.{name}")
+        summary = (module.__doc__ or "").strip().partition("\n")[0]
+        command = commands.add_parser(name, help=summary, description=module.__doc__)
+        module.configure(command)
+        command.set_defaults(run=module.run)
+    return main_parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit status: 0 for success, 2 for wrong usage."""
+    parsed = parser().parse_args(arguments)
+    try:
+        require_mlx()
+    except ImportError as error:
+        print(error, file=sys.stderr)
+        return 1
+    status: int = parsed.run(parsed)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

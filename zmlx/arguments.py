@@ -1,0 +1,124 @@
+"""Declared arguments of an op, and the one check that all ops share.
+
+A shape is symbolic: `(*, D)` is any leading axes and a last axis D, `(D,)` that same D, `(*, 2D)` a
+last axis of even length, `(...)` any shape, `()` a scalar. Symbols, `*` and `...` must agree
+between the arguments of a call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from numbers import Real
+from typing import Any
+
+import mlx.core as mx
+
+FLOATING = (mx.float32, mx.float16, mx.bfloat16)
+INDICES = (mx.int32, mx.uint32, mx.int64)
+BOOLEAN = (mx.bool_,)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An array argument: its symbolic shape, the dtypes that it may have, whether it has a
+    gradient, and in `values` which elements are allowed where only the device can check them."""
+
+    name: str
+    shape: str = "(*, D)"
+    dtypes: tuple[mx.Dtype, ...] = FLOATING
+    differentiable: bool = True
+    optional: bool = False
+    values: str = ""
+
+
+@cache
+def dimensions(shape: str) -> tuple[tuple[int, str], ...]:
+    """Factor and symbol of each axis: `(*, 2D)` is ((0, "*"), (2, "D")). A number has no symbol."""
+    axes = []
+    for item in shape.strip("()").split(","):
+        text = item.strip()
+        if not text:
+            continue
+        match = re.fullmatch(r"(\*|\.\.\.)|(\d*)([A-Za-z]?\w*)", text)
+        assert match is not None, shape
+        if match[1]:
+            axes.append((0, match[1]))
+        else:
+            axes.append((int(match[2] or 1), match[3]))
+    return tuple(axes)
+
+
+def dtype_name(dtype: mx.Dtype) -> str:
+    """The name without its module."""
+    return str(dtype).rsplit(".", 1)[-1]
+
+
+def _one_of(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " or " + names[-1]
+
+
+def check_array(op: str, name: str, value: Any, dtypes: Sequence[mx.Dtype] = FLOATING) -> None:
+    """Raises unless `value` is an array of one of `dtypes`."""
+    if not isinstance(value, mx.array):
+        raise TypeError(f"[{op}] '{name}' must be an mx.array but got {type(value).__name__}.")
+    if value.dtype not in dtypes:
+        wanted = _one_of([dtype_name(d) for d in dtypes])
+        raise ValueError(
+            f"[{op}] '{name}' must have dtype {wanted} but got {dtype_name(value.dtype)}."
+        )
+
+
+def check(op: str, arguments: Sequence[Argument], values: Sequence[mx.array | None]) -> None:
+    """Raises `[op] 'argument' must … but got …` for the first value that does not fit."""
+    bound: dict[str, int] = {}
+    lead: tuple[int, ...] | None = None
+    for argument, value in zip(arguments, values, strict=True):
+        if value is None and argument.optional:
+            continue
+        check_array(op, argument.name, value, argument.dtypes)
+        assert value is not None
+        axes = dimensions(argument.shape)
+        fixed = [a for a in axes if a[1] not in ("*", "...")]
+        free = len(fixed) != len(axes)
+        shape = tuple(value.shape)
+        head = shape[: len(shape) - len(fixed)]
+        fits = len(shape) >= len(fixed) if free else len(shape) == len(fixed)
+        if fits and free and lead is not None:
+            fits = head == lead
+        expected: list[str] = []
+        for (factor, symbol), size in zip(fixed, shape[len(head) :] if fits else (), strict=False):
+            if symbol and symbol not in bound and size % factor == 0:
+                bound[symbol] = size // factor
+            fits = fits and size == (factor * bound[symbol] if symbol in bound else factor)
+        if free and lead is None and fits:
+            lead = head
+        if not fits:
+            if free:
+                expected += [str(n) for n in lead] if lead is not None else [axes[0][1]]
+            for factor, symbol in fixed:
+                prefix = "" if factor == 1 and symbol else str(factor)
+                known = str(factor * bound[symbol]) if symbol in bound else prefix + symbol
+                expected.append(known)
+            text = "(" + ", ".join(expected) + ("," if len(expected) == 1 else "") + ")"
+            raise ValueError(f"[{op}] '{argument.name}' must have shape {text} but got {shape}.")
+
+
+def check_number(op: str, name: str, value: Any) -> float:
+    """`value` as a float, or an error."""
+    if type(value) is float:
+        return value
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"[{op}] '{name}' must be a number but got {type(value).__name__}.")
+    return float(value)
+
+
+def check_axis(op: str, x: mx.array, axis: int) -> int:
+    """`axis` counted from the front, or an error."""
+    if not isinstance(x, mx.array):
+        check_array(op, "x", x)
+    if not -x.ndim <= axis < x.ndim:
+        raise ValueError(f"[{op}] 'axis' must be in [{-x.ndim}, {x.ndim}) but got {axis}.")
+    return axis % x.ndim

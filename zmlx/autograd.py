@@ -1,0 +1,325 @@
+"""Differentiable kernels from expressions, and a derivative for what has none.
+
+    >>> mish = zmlx.autograd.unary_from_expr("x * tanh(softplus(x))")
+    >>> mx.grad(lambda x: mish(x).sum())(mx.array([0.0, 1.0]))
+    array([0.6, 1.04901], dtype=float32)
+
+A derivative that is not given is derived from the expression (`zmlx.expr`), with MLX's conventions
+at ties of min, max and where. Forward and backward are one kernel each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import mlx.core as mx
+
+from . import expr, launch, msl
+from .arguments import BOOLEAN, FLOATING, check_array
+from .codegen import Columnwise, Elementwise, Let, Operand, Output, Rowwise
+from .expr import Block, Expr
+from .metal import scalar
+from .pattern import DtypeRule, PatternKernel
+from .targets import cpu
+from .transforms import Arrays, Reference, Rule, custom_function
+
+_COLUMN_SUM = PatternKernel(
+    "sum_rows", Columnwise((Operand("x"),), (Output("y", "x"),)), (mx.float32,)
+)
+_CHUNK_SUM = PatternKernel(
+    "sum_chunks", Columnwise((Operand("x"),), (Output("y", "x"),)), (mx.float32,), chunks=1
+)
+
+
+def sum_chunks(partial: mx.array, like: mx.array) -> mx.array:
+    """The second launch of a sum over rows: (chunks, D) partial sums to the shape and dtype of the
+    parameter whose gradient they are."""
+    return _CHUNK_SUM(partial).reshape(like.shape).astype(like.dtype)  # type: ignore[no-any-return]
+
+
+def sum_rows(x: mx.array, like: mx.array) -> mx.array:
+    """The sum of (*, D) over all leading axes, accumulated in float32 in a fixed order."""
+    return sum_chunks(_COLUMN_SUM(x), like)
+
+
+class BroadcastFunction:
+    """A function of arrays that broadcast, one elementwise kernel per way in which they do.
+
+    A subclass builds the kernel for the kinds of its operands: "full" or, where one of them is a
+    "column", "row"; "column"; "scalar".
+    """
+
+    def __init__(self, name: str, inputs: Mapping[str, tuple[mx.Dtype, ...]]) -> None:
+        self.__name__ = self.name = name
+        self.inputs = tuple(inputs)
+        self._dtypes = tuple(inputs.values())
+        self._kernels: dict[tuple[str, ...], PatternKernel] = {}
+
+    def __call__(self, *arrays: mx.array | float) -> Any:
+        """The outputs: an array, or a tuple of several."""
+        if len(arrays) != len(self.inputs):
+            raise TypeError(
+                f"[{self.name}] takes {len(self.inputs)} arrays ({', '.join(self.inputs)}) but got "
+                f"{len(arrays)}."
+            )
+        values = [
+            self._number(x, dtypes) if isinstance(x, (int, float)) else x
+            for x, dtypes in zip(arrays, self._dtypes, strict=True)
+        ]
+        for name, x, dtypes in zip(self.inputs, values, self._dtypes, strict=True):
+            check_array(self.name, name, x, dtypes)
+        shape = self._broadcast_shape(values)
+        kinds, operands = [], []
+        for x in values:
+            kind, operand = _operand(x, shape)
+            kinds.append(kind)
+            operands.append(operand)
+        if "column" in kinds:
+            kinds = ["row" if k == "full" else k for k in kinds]
+        if not set(kinds) & {"full", "row"}:
+            operands[0] = mx.broadcast_to(operands[0], shape)
+            kinds[0] = "row" if "column" in kinds else "full"
+        key = tuple(kinds)
+        if key not in self._kernels:
+            self._kernels[key] = self._build(key)
+        return self._kernels[key](*operands)
+
+    @staticmethod
+    def _number(value: float, dtypes: tuple[mx.Dtype, ...]) -> mx.array:
+        """A Python number as the argument: a float where the argument is one."""
+        return scalar(float(value) if mx.float32 in dtypes else value)
+
+    def _broadcast_shape(self, values: Sequence[mx.array]) -> tuple[int, ...]:
+        shape: list[int] = []
+        for name, x in zip(self.inputs, values, strict=True):
+            size = max(len(shape), x.ndim)
+            old = [1] * (size - len(shape)) + shape
+            new = [1] * (size - x.ndim) + list(x.shape)
+            if any(a != b and 1 not in (a, b) for a, b in zip(old, new, strict=True)):
+                raise ValueError(
+                    f"[{self.name}] '{name}' must broadcast with {tuple(shape)} but got "
+                    f"{tuple(x.shape)}."
+                )
+            shape = [b if a == 1 else a for a, b in zip(old, new, strict=True)]
+        return tuple(shape)
+
+    def _build(self, kinds: tuple[str, ...]) -> PatternKernel:
+        raise NotImplementedError
+
+
+class ExpressionFunction(BroadcastFunction):
+    """Expressions of named inputs as a differentiable function of arrays.
+
+    Shapes broadcast; arithmetic is in float32; a number output has the promoted dtype of the
+    inputs, a condition is bool. One array comes back for one output, else a tuple.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        inputs: Sequence[str],
+        outputs: Mapping[str, Expr],
+        lets: Block,
+        gradients: tuple[Block, tuple[Expr, ...]] | None,
+    ) -> None:
+        super().__init__(name, dict.fromkeys(inputs, FLOATING + BOOLEAN))
+        self.outputs = dict(outputs)
+        self.lets = lets
+        numbers = [y for y, e in self.outputs.items() if not e.is_condition]
+        if gradients is None:
+            gradients = lets.gradient(
+                [self.outputs[y] for y in numbers], self.inputs, [f"d{y}" for y in numbers]
+            )
+        self._numbers = tuple(numbers)
+        self._gradient_lets, self._gradients = gradients
+
+    def __repr__(self) -> str:
+        body = "; ".join(f"{y} = {e.metal()}" for y, e in self.outputs.items())
+        return f"{self.name}({', '.join(self.inputs)}): {body}"
+
+    def _build(self, kinds: tuple[str, ...]) -> PatternKernel:
+        each = each_kind(kinds)
+        operands = tuple(Operand(n, k) for n, k in zip(self.inputs, kinds, strict=True))
+        backward = PatternKernel(
+            f"{self.name}/gradient",
+            elementwise_pattern(
+                operands + tuple(Operand(f"d{y}", each) for y in self._numbers),
+                tuple(
+                    Output(f"d_{n}", e.metal(), each)
+                    for n, e in zip(self.inputs, self._gradients, strict=True)
+                ),
+                _lets(self._gradient_lets),
+            ),
+            gradient_dtypes(self.inputs, kinds),
+            header=_header(self._gradient_lets, self._gradients),
+        )
+
+        def vjp(
+            primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Sequence[int]
+        ) -> list[mx.array]:
+            some = [
+                c
+                for c, e in zip(cotangents, self.outputs.values(), strict=True)
+                if not e.is_condition
+            ]
+            gradients = backward(*primals, *some)
+            if len(kinds) == 1:
+                gradients = (gradients,)
+            return [reduced(g, p, k) for g, p, k in zip(gradients, primals, kinds, strict=True)]
+
+        return PatternKernel(
+            self.name,
+            elementwise_pattern(
+                operands,
+                tuple(Output(y, e.metal(), each) for y, e in self.outputs.items()),
+                _lets(self.lets),
+            ),
+            tuple(mx.bool_ if e.is_condition else self.inputs for e in self.outputs.values()),
+            header=_header(self.lets, self.outputs.values()),
+            vjp=vjp if self._numbers else None,
+        )
+
+
+def each_kind(kinds: Sequence[str]) -> str:
+    """The kind of an operand that has every element."""
+    return "row" if "column" in kinds else "full"
+
+
+def elementwise_pattern(
+    inputs: tuple[Operand, ...], outputs: tuple[Output, ...], lets: tuple[Let, ...]
+) -> Elementwise | Rowwise:
+    """The pattern that takes operands of these kinds."""
+    if outputs[0].kind == "full":
+        return Elementwise(inputs, outputs, lets)
+    return Rowwise(inputs, outputs, lets=lets)
+
+
+def gradient_dtypes(inputs: Sequence[str], kinds: Sequence[str]) -> tuple[DtypeRule, ...]:
+    """The dtype of each gradient; one that is summed over rows stays in float32 until then."""
+    each = each_kind(kinds)
+    return tuple((n,) if k == each else mx.float32 for n, k in zip(inputs, kinds, strict=True))
+
+
+def _operand(x: mx.array, shape: tuple[int, ...]) -> tuple[str, mx.array]:
+    """How an array takes part in an elementwise kernel over `shape`."""
+    if tuple(x.shape) == shape and shape:
+        return "full", x
+    if x.size == 1:
+        return "scalar", x.reshape(())
+    if prod(x.shape[:-1]) == 1 and x.shape[-1] == shape[-1]:
+        return "column", x.reshape(-1)
+    return "full", mx.broadcast_to(x, shape)
+
+
+def reduced(gradient: mx.array, primal: mx.array, kind: str) -> mx.array:
+    """A gradient per element as the gradient of an operand that was broadcast."""
+    if kind == "scalar":
+        return gradient.sum().astype(primal.dtype)
+    return sum_rows(gradient, primal) if kind == "column" else gradient
+
+
+def _lets(block: Block) -> tuple[Let, ...]:
+    return tuple(Let(n, e.metal(), "bool" if e.is_condition else "float") for n, e in block.lets)
+
+
+def _header(block: Block, exprs: Any) -> str:
+    return msl.header_for("\n".join([block.metal(), *(e.metal() for e in exprs)]))
+
+
+def nary_from_expr(
+    outputs: str | Mapping[str, str],
+    inputs: Sequence[str],
+    *,
+    lets: str = "",
+    gradients: Mapping[str, str] | None = None,
+    name: str = "expression",
+) -> ExpressionFunction:
+    """A function of several arrays, with one or several outputs.
+
+    Args:
+        outputs: an expression, or names to expressions.
+        inputs: the names of the arguments, in order.
+        lets: shared parts, as `t = x * x; u = exp(t)`.
+        gradients: input names to the expression of their gradient, in terms of the inputs, the lets
+            and the cotangents `d<output>` (`dy` for a single expression). Default: derived.
+        name: prefix of the kernel's name.
+    """
+    named = {"y": outputs} if isinstance(outputs, str) else dict(outputs)
+    for label, names in (("inputs", inputs), ("outputs", named)):
+        for n in names:
+            if not n.isidentifier():
+                raise ValueError(f"[{name}] '{label}' must be identifiers but got {n!r}.")
+    if set(named) & set(inputs):
+        raise ValueError(
+            f"[{name}] 'outputs' must not share names with the inputs but got {named}."
+        )
+    block = expr.parse_block(lets, tuple(inputs)) if lets else Block()
+    known = (*inputs, *(n for n, _ in block.lets))
+    parsed = {y: expr.parse(text, known) for y, text in named.items()}
+    given = None
+    if gradients is not None:
+        if set(gradients) != set(inputs):
+            raise ValueError(
+                f"[{name}] 'gradients' must have one entry for each of {', '.join(inputs)} but got "
+                f"{', '.join(gradients)}."
+            )
+        allowed = (*known, *(f"d{y}" for y in named))
+        given = (block, tuple(expr.parse(gradients[n], allowed) for n in inputs))
+    return ExpressionFunction(name, inputs, parsed, block, given)
+
+
+def unary_from_expr(
+    expression: str, *, derivative: str | None = None, name: str = "unary"
+) -> ExpressionFunction:
+    """A function of one array, from an expression in `x`; `derivative` is dy/dx in `x`."""
+    gradients = None if derivative is None else {"x": f"dy * ({derivative})"}
+    return nary_from_expr(expression, ("x",), gradients=gradients, name=name)
+
+
+def binary_from_expr(
+    expression: str,
+    *,
+    derivatives: tuple[str, str] | None = None,
+    inputs: tuple[str, str] = ("x", "y"),
+    name: str = "binary",
+) -> ExpressionFunction:
+    """A function of two arrays that broadcast, from an expression in `inputs`; `derivatives` are
+    those in the first and in the second."""
+    output = "out" if "out" not in inputs else "result"
+    gradients = None
+    if derivatives is not None:
+        gradients = {n: f"d{output} * ({d})" for n, d in zip(inputs, derivatives, strict=True)}
+    return nary_from_expr({output: expression}, inputs, gradients=gradients, name=name)
+
+
+def differentiable(
+    forward: Callable[..., Any],
+    vjp: Rule,
+    *,
+    reference: Reference | None = None,
+    name: str = "differentiable",
+) -> Callable[..., Any]:
+    """`forward`, a function of arrays that may launch several kernels, with the gradient `vjp`.
+
+    Args:
+        forward: arrays to an array or a tuple of arrays.
+        vjp: see `zmlx.transforms`.
+        reference: the same function in plain MLX, used inside a shapeless compile; it returns a
+            tuple.
+        name: names the function in errors.
+    """
+    wrapped = custom_function(name, forward, vjp)
+
+    def function(*arrays: mx.array) -> Any:
+        plain = launch.settings().target == "reference"
+        tracing = 0 if plain else cpu.maybe_tracing(arrays)
+        if reference is not None and (plain or tracing == cpu.DYNAMIC):
+            outputs = reference(*arrays)
+            return outputs[0] if len(outputs) == 1 else outputs
+        return wrapped(*arrays) if tracing else forward(*arrays)
+
+    function.__name__ = name
+    function.__doc__ = forward.__doc__
+    return function

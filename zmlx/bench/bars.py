@@ -1,0 +1,123 @@
+"""What the project promises about speed on the CPU, and whether a run holds it.
+
+A bar is judged on the median of at least `ROUNDS` paired rounds. "Not slower" is a ratio of at
+least 0.95.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .measure import ROUNDS
+from .result import Row
+from .summary import Summary
+from .variants import BUILT_IN, COMPILED, EAGER, TORCH_COMPILED
+
+NOT_SLOWER = 0.95
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A promise about rows.
+
+    Attributes:
+        who: ops and families.
+        shape, dtypes, modes: which of their rows.
+        least: the least share of the copy, or the least ratio to the fastest of `than`.
+        than: variants; empty for a share of the copy.
+    """
+
+    who: tuple[str, ...]
+    shape: str
+    dtypes: tuple[str, ...]
+    modes: tuple[str, ...]
+    least: float
+    than: tuple[str, ...] = ()
+
+    def covers(self, row: Row) -> bool:
+        """Whether the bar is about this row."""
+        return (
+            bool({row.op, row.family} & set(self.who))
+            and row.shape == self.shape
+            and row.dtype in self.dtypes
+            and row.mode in self.modes
+        )
+
+
+_BOTH = ("float32", "bfloat16")
+_LARGE = "4096x4096"
+_ROWWISE = ("activations", "gated", "norms", "softmax")
+
+BARS = (
+    Bar(("rms_norm", "swiglu", "softmax"), "2048x4096", ("float32",), ("forward",), 3.0,
+        (EAGER, COMPILED, BUILT_IN)),
+    Bar(("rms_norm", "swiglu", "softmax"), "2048x4096", ("float32",), ("forward",), NOT_SLOWER,
+        (TORCH_COMPILED,)),
+    Bar(("activations", "gated", "norms"), _LARGE, _BOTH, ("forward",), 0.80),
+    Bar(("softmax",), _LARGE, _BOTH, ("forward",), 0.70),
+    Bar(_ROWWISE, _LARGE, _BOTH, ("backward",), 0.60),
+    Bar(_ROWWISE, _LARGE, _BOTH, ("forward", "backward"), NOT_SLOWER, (TORCH_COMPILED,)),
+    Bar(_ROWWISE, _LARGE, _BOTH, ("forward", "backward"), NOT_SLOWER, (COMPILED,)),
+    Bar(("dropout",), _LARGE, _BOTH, ("forward", "backward"), 0.80),
+    Bar(("dropout",), _LARGE, _BOTH, ("forward", "backward"), NOT_SLOWER, (TORCH_COMPILED,)),
+    Bar(("dropout",), _LARGE, _BOTH, ("forward", "backward"), NOT_SLOWER, (COMPILED,)),
+    Bar(("cross_entropy",), "512x32000", _BOTH, ("forward", "backward"), 0.70),
+    Bar(("cross_entropy",), "512x32000", _BOTH, ("forward", "backward"), NOT_SLOWER,
+        (TORCH_COMPILED,)),
+    Bar(("cross_entropy",), "512x32000", _BOTH, ("forward", "backward"), NOT_SLOWER, (COMPILED,)),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A bar on a row: what was measured, against which variant, and why it is not judged."""
+
+    bar: Bar
+    row: Row
+    measured: Summary | None
+    than: str
+    unjudged: str = ""
+
+    @property
+    def passed(self) -> bool | None:
+        """None where the bar is not judged."""
+        if self.measured is None or self.unjudged:
+            return None
+        return self.measured.median >= self.bar.least
+
+
+def verdicts(rows: Sequence[Row], bars: Sequence[Bar] = BARS) -> Iterator[Verdict]:
+    """Every bar on every row that it covers."""
+    for bar in bars:
+        for row in rows:
+            if bar.covers(row):
+                yield _verdict(bar, row)
+
+
+def _verdict(bar: Bar, row: Row) -> Verdict:
+    if row.error:
+        return Verdict(bar, row, None, "", row.error)
+    than, measured = "copy", row.share
+    if bar.than:
+        known = [n for n in bar.than if n in row.ratios]
+        if not known:
+            why = next((row.notes[n] for n in bar.than if n in row.notes), "was not measured")
+            return Verdict(bar, row, None, bar.than[0], f"{bar.than[0]} {why}")
+        than = min(known, key=lambda n: row.ratios[n].median)
+        measured = row.ratios[than]
+    if measured is not None and measured.count < ROUNDS:
+        return Verdict(bar, row, measured, than, f"{measured.count} rounds, {ROUNDS} are needed")
+    return Verdict(bar, row, measured, than)
+
+
+def bound(row: Row) -> str:
+    """What keeps a row below the copy."""
+    ours = row.timings.get("zmlx")
+    if ours is None or row.from_cache is None:
+        return "unknown"
+    rate = row.bytes / ours.seconds.median
+    cached = f"{row.from_cache / 1e9:.0f} GB/s with all arrays in cache"
+    if row.from_cache < 1.25 * rate:
+        return f"arithmetic: {cached}"
+    return f"memory traffic beyond the counted bytes, or waiting: {cached}"

@@ -1,0 +1,117 @@
+"""Interleaved timing: every variant of a computation in every round, in rotating order.
+
+Whatever disturbs the machine for a while disturbs all variants of a round alike, so ratios are
+formed within rounds (see `summary.paired`). All variants are warmed up by the same rounds, until
+none needs fresh pages any more, and before every timed call the caches are filled with other data.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .memory import page_faults
+
+#: Rounds of warm-up, at least and at most.
+WARM_UPS = 3
+LONGEST_WARM_UP = 12
+
+#: A round of warm-up with more page faults than this shows that memory is not settled.
+_SETTLED = 256
+
+#: Rounds that a bar is judged on, and the least number of timings of a variant that is slower than
+#: the fastest one by a factor of `HOPELESS`, whose rounds are thinned to keep within the budget.
+ROUNDS = 20
+FEWEST = 5
+HOPELESS = 10.0
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to compute a thing.
+
+    Attributes:
+        name: unique within a measurement.
+        call: what is timed; its result must be complete when it returns. It gets what `before`
+            returned.
+        before: runs untimed ahead of every call.
+        self_timed: `call` returns its own time in seconds.
+    """
+
+    name: str
+    call: Callable[[Any], Any]
+    before: Callable[[], Any] = lambda: None
+    self_timed: bool = False
+
+    def seconds(self, between: Callable[[], None]) -> float:
+        """Runs once, after `before` and `between`, and returns the time of the call."""
+        given = self.before()
+        between()
+        start = time.perf_counter()
+        result = self.call(given)
+        seconds = time.perf_counter() - start
+        return float(result) if self.self_timed else seconds
+
+
+def measure(
+    variants: Sequence[Variant],
+    *,
+    rounds: int = ROUNDS,
+    budget: float = math.inf,
+    between: Callable[[], None] = lambda: None,
+) -> dict[str, list[float]]:
+    """Seconds per variant and round; NaN where a hopelessly slow variant sat a round out.
+
+    Args:
+        variants: what to time; each is called `WARM_UPS` times or more first.
+        rounds: timings of each variant.
+        budget: seconds that the rounds of one hopelessly slow variant may take, beyond `FEWEST`.
+        between: runs untimed ahead of every call, after the variant's own `before`.
+    """
+    warm = _warm_up(variants, between)
+    stride = {v.name: _stride(warm[v.name], min(warm.values()), rounds, budget) for v in variants}
+    times: dict[str, list[float]] = {v.name: [] for v in variants}
+    gc.collect()
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for i in range(rounds):
+            for variant in _order(variants, i):
+                due = i % stride[variant.name] == 0
+                times[variant.name].append(variant.seconds(between) if due else math.nan)
+    finally:
+        if collecting:
+            gc.enable()
+    return times
+
+
+def _warm_up(variants: Sequence[Variant], between: Callable[[], None]) -> dict[str, float]:
+    """Rounds until the allocator is settled; returns the best time of each variant."""
+    best = {v.name: math.inf for v in variants}
+    for i in range(LONGEST_WARM_UP):
+        before = page_faults()
+        for variant in _order(variants, i):
+            best[variant.name] = min(best[variant.name], variant.seconds(between))
+        if i + 1 >= WARM_UPS and page_faults() - before <= _SETTLED:
+            break
+    return best
+
+
+def _stride(seconds: float, fastest: float, rounds: int, budget: float) -> int:
+    """A variant takes part in every n-th round."""
+    if seconds < HOPELESS * fastest or seconds * rounds <= budget:
+        return 1
+    wanted = max(FEWEST, int(budget / seconds))
+    return max(1, (rounds - 1) // max(1, wanted - 1))
+
+
+def _order(variants: Sequence[Variant], i: int) -> list[Variant]:
+    """Round i begins with the i-th variant, and every other round runs backwards, so that nobody
+    always follows the same one."""
+    shift = i % len(variants)
+    rotated = [*variants[shift:], *variants[:shift]]
+    return rotated[::-1] if i % 2 else rotated

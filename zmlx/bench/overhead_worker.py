@@ -1,0 +1,97 @@
+"""A step of `overhead` in a process of its own: `python -m zmlx.bench.overhead_worker STEP`.
+
+The result is the last line of the output, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import mlx.core as mx
+
+from .. import kernels, launch, metal, native, registry
+from .rows import pose
+from .variants import ZMLX, mlx_ways
+
+_CALLS = 500
+_ROUNDS = 41
+
+
+def load() -> dict[str, Any]:
+    """Builds (if need be) and loads the core."""
+    start = time.perf_counter()
+    native.load()
+    return {"seconds": time.perf_counter() - start}
+
+
+def compile_all() -> dict[str, Any]:
+    """Runs every op forward and backward on a few rows, in both geometries. A call's compile time
+    is its first run less its second, over the kernels that the first one compiled."""
+    native.load()
+    found: dict[str, dict[str, float]] = {"cpu": {}, "gpu": {}}
+    compiled = 0
+    for op in registry.ops():
+        case = replace(op.benchmarks[0], lead=(4,))
+        with launch.target("reference"):  # nothing is compiled before the clock runs
+            problem, _ = pose(op, case, mx.float32)
+        for geometry, seconds in found.items():
+            with launch.geometry(geometry):
+                for mode in ("forward", "both"):
+                    run = mlx_ways(problem, mode, (ZMLX,))[ZMLX]().variant
+                    before = metal.statistics()["compiles"]
+                    first = run.seconds(lambda: None)
+                    count = metal.statistics()["compiles"] - before
+                    second = run.seconds(lambda: None)
+                    compiled += count
+                    if count:
+                        seconds[f"{op.name} {mode}"] = (first - second) / count
+    return {"kernels": found, "compiled": compiled}
+
+
+def call() -> dict[str, float]:
+    """Seconds of a call of rms_norm and of mx.fast.rms_norm, without and with evaluation."""
+    x, weight = mx.random.normal((1, 4096)), mx.ones((4096,))
+    mx.eval(x, weight)
+
+    def ours() -> Any:
+        return kernels.rms_norm(x, weight, 1e-5)
+
+    def theirs() -> Any:
+        return mx.fast.rms_norm(x, weight, 1e-5)
+
+    a, b = _interleaved(ours, theirs)
+    c, d = _interleaved(lambda: mx.eval(ours()), lambda: mx.eval(theirs()))
+    return {
+        "zmlx": median(a),
+        "mlx": median(b),
+        "beyond": median(x - y for x, y in zip(a, b, strict=True)),
+        "zmlx_evaluated": median(c),
+        "mlx_evaluated": median(d),
+    }
+
+
+def _interleaved(*calls: Callable[[], Any]) -> list[list[float]]:
+    seconds: list[list[float]] = [[] for _ in calls]
+    for _ in range(_ROUNDS):
+        for run, found in zip(calls, seconds, strict=True):
+            start = time.perf_counter()
+            for _ in range(_CALLS):
+                run()
+            found.append((time.perf_counter() - start) / _CALLS)
+    return seconds
+
+
+STEPS: dict[str, Callable[[], dict[str, Any]]] = {
+    "load": load,
+    "compile": compile_all,
+    "call": call,
+}
+
+if __name__ == "__main__":
+    print(json.dumps(STEPS[sys.argv[1]]()))

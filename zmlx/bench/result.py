@@ -1,0 +1,151 @@
+"""What a run found, as data: rows, overheads, and the machine; written and read as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .summary import Summary
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A variant in a row: seconds, and bytes at the worst moment beyond what was there before, by
+    MLX's counter and by the process's resident size."""
+
+    seconds: Summary
+    mlx_peak: int | None = None
+    process_peak: int | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """An op at one shape, dtype and mode.
+
+    Attributes:
+        op, family, shape, dtype, mode: what was measured; the shape is that of the first argument.
+        detail: options, and optional arguments that are given here and not in other rows.
+        bytes, flops: the least work, see `work`.
+        anchor: seconds of "copy", "non-temporal", "read" and "matmul" in the same rounds, and
+            `anchor_rate` their bytes (or operations) per second.
+        timings: by variant.
+        ratios: how many times longer another variant took than zmlx, by variant.
+        share: zmlx's rate over the rate of the copy (or of the matrix product).
+        from_cache: bytes per second of zmlx on the same op with all arrays in cache.
+        notes: by variant: why it did not run, or by how much its result is off.
+        error: why the row is no measurement; empty if it is one.
+    """
+
+    op: str
+    family: str
+    shape: str
+    dtype: str
+    mode: str
+    detail: str = ""
+    bytes: int = 0
+    flops: int = 0
+    anchor: Mapping[str, Summary] = field(default_factory=dict)
+    anchor_rate: Mapping[str, float] = field(default_factory=dict)
+    timings: Mapping[str, Timing] = field(default_factory=dict)
+    ratios: Mapping[str, Summary] = field(default_factory=dict)
+    share: Summary | None = None
+    from_cache: float | None = None
+    notes: Mapping[str, str] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str, str, str]:
+        """What identifies the row in another run."""
+        return self.op, self.shape, self.dtype, self.mode, self.detail
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """A time that is not an op's: `value` in `unit`, and at most `bar` by the project's word."""
+
+    name: str
+    value: float
+    unit: str
+    bar: float | None = None
+    note: str = ""
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether the bar is held; None without one."""
+        return None if self.bar is None else self.value <= self.bar
+
+
+@dataclass(frozen=True)
+class Result:
+    """A whole run."""
+
+    environment: Mapping[str, Any]
+    anchors: Mapping[str, Summary]
+    rows: tuple[Row, ...]
+    overheads: tuple[Overhead, ...] = ()
+    sweep: tuple[Row, ...] = ()
+
+    def write(self, path: Path) -> None:
+        """Writes JSON, one row per line."""
+        document = {"format": FORMAT, **asdict(self)}
+        lines = []
+        for name, value in document.items():
+            if isinstance(value, tuple):
+                items = ",\n  ".join(json.dumps(_rounded(item)) for item in value)
+                lines.append(f' "{name}": [\n  {items}\n ]' if value else f' "{name}": []')
+            else:
+                lines.append(f' "{name}": {json.dumps(_rounded(value))}')
+        path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Result:
+        """What `write` wrote."""
+        document = json.loads(path.read_text())
+        if document.get("format") != FORMAT:
+            raise ValueError(
+                f"[bench] '{path}' must hold results of format {FORMAT} but got "
+                f"{document.get('format')}."
+            )
+        return cls(
+            document["environment"],
+            _summaries(document["anchors"]),
+            tuple(_row(r) for r in document["rows"]),
+            tuple(Overhead(**o) for o in document["overheads"]),
+            tuple(_row(r) for r in document["sweep"]),
+        )
+
+
+def _rounded(value: Any) -> Any:
+    """Five significant digits: more would be noise in every line of a diff."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, Mapping):
+        return {k: _rounded(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(v) for v in value]
+    return value
+
+
+def _summaries(values: Mapping[str, Any]) -> dict[str, Summary]:
+    return {name: Summary(**v) for name, v in values.items()}
+
+
+def _row(values: Mapping[str, Any]) -> Row:
+    timings = {
+        name: Timing(Summary(**t["seconds"]), t["mlx_peak"], t["process_peak"])
+        for name, t in values["timings"].items()
+    }
+    return Row(
+        **{
+            **values,
+            "anchor": _summaries(values["anchor"]),
+            "ratios": _summaries(values["ratios"]),
+            "timings": timings,
+            "share": values["share"] and Summary(**values["share"]),
+        }
+    )

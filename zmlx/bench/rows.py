@@ -1,0 +1,233 @@
+"""One row of the benchmark: an op at one shape, dtype and mode, in every way there is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from .. import launch, testing
+from ..arguments import dtype_name
+from ..registry import Case, Op
+from . import memory
+from .anchors import MATMUL_FLOPS, Anchors, matmul_variant
+from .measure import ROUNDS, measure
+from .result import Row, Timing
+from .summary import paired, summary
+from .torch_variants import torch_ways
+from .variants import EAGER, NAMES, TORCH, ZMLX, Problem, Way, as_tuple, mlx_ways
+from .work import Work, work
+
+#: A rate above this multiple of the best anchor is no measurement.
+TOO_FAST = 1.1
+
+#: How far a result may be off the float32 reference, as a part of its largest magnitude: enough for
+#: any way to round, too little for another computation.
+AGREEMENT = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}
+
+#: Timings behind the rate from cache.
+_CACHED_CALLS = 30
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How rows are measured: variants, rounds, seconds that the rounds of a hopelessly slow variant
+    may take, and whether memory and the rate from cache are measured too."""
+
+    variants: tuple[str, ...] = NAMES
+    rounds: int = ROUNDS
+    budget: float = 20.0
+    extras: bool = True
+
+
+def pose(op: Op, case: Case, dtype: mx.Dtype) -> tuple[Problem, tuple[mx.array, ...]]:
+    """Arguments, options and cotangents of a row, all evaluated, and the outputs."""
+    options = {o.name: o.default for o in op.options} | dict(case.options)
+    values = tuple(testing.draw(op, case, dtype))
+    mx.eval([v for v in values if v is not None])
+    outputs = as_tuple(_outputs(op, values, options))
+    rng = np.random.default_rng(1)
+    cotangents = tuple(mx.array(rng.standard_normal(o.shape)).astype(o.dtype) for o in outputs)
+    mx.eval(outputs, cotangents)
+    which = tuple(i for i in op.differentiable if values[i] is not None)
+    return Problem(op, values, options, which, cotangents), outputs
+
+
+def _outputs(op: Op, values: Sequence[mx.array | None], options: Mapping[str, Any]) -> Any:
+    try:
+        return op.function(*values, **options)
+    except Exception:  # why is told by the row, when zmlx's turn comes
+        return op.reference(*values, **options)
+
+
+def detail(op: Op, case: Case) -> str:
+    """What sets a case apart from others of its shape: options, and optional arguments that the
+    entry benchmarks with and without."""
+    words = [f"{name}={value}" for name, value in case.options.items()]
+    if case.optional and not all(c.optional for c in op.benchmarks):
+        words += [f"with {a.name}" for a in op.arguments if a.optional]
+    return ", ".join(words)
+
+
+def _is_random(op: Op) -> bool:
+    """Whether the result depends on random numbers, of which torch draws its own."""
+    return any(option.name == "seed" for option in op.options)
+
+
+def run_row(op: Op, case: Case, dtype: mx.Dtype, mode: str, plan: Plan, anchors: Anchors) -> Row:
+    """Measures a row; what goes wrong is in its `error` and `notes`."""
+    problem, outputs = pose(op, case, dtype)
+    least = work(op, case, problem.values, outputs, mode)
+    ways, notes = _ways(problem, dtype_name(dtype), mode, plan, anchors.threads)
+    variants = [way.variant for way in ways.values()]
+    base = anchors.variants()
+    if least.flops:
+        base.append(matmul_variant(dtype))
+    times = measure(
+        [*base, *variants],
+        rounds=plan.rounds,
+        budget=plan.budget,
+        between=anchors.fill_caches,
+    )
+    moved = {**anchors.bytes, "matmul": MATMUL_FLOPS}
+    rates = {v.name: moved[v.name] / summary(times[v.name]).median for v in base}
+    timings = {}
+    for name, way in ways.items():
+        taken = memory.Peak(None, None)
+        if plan.extras:
+            run = way.variant
+            taken = memory.peak(run.call, run.before, uses_mlx=not name.startswith(TORCH))
+        timings[name] = Timing(summary(times[name]), taken.mlx, taken.process)
+    row = Row(
+        op=op.name,
+        family=op.family,
+        shape="x".join(map(str, testing.resolve(op.arguments[0].shape, case))),
+        detail=detail(op, case),
+        dtype=dtype_name(dtype),
+        mode=mode,
+        bytes=least.bytes,
+        flops=least.flops,
+        anchor={v.name: summary(times[v.name]) for v in base},
+        anchor_rate=rates,
+        timings=timings,
+        notes=notes,
+        error=_error(least, timings, rates) or notes.get(ZMLX, ""),
+    )
+    if ZMLX not in ways:
+        return row
+    cached = None
+    if plan.extras and launch.settings().target == "cpu":
+        cached = _from_cache(op, case, dtype, mode, least.bytes, anchors.cache)
+    return _with_ratios(row, times, least, moved, cached)
+
+
+def _with_ratios(
+    row: Row,
+    times: Mapping[str, Sequence[float]],
+    least: Work,
+    moved: Mapping[str, int],
+    from_cache: float | None,
+) -> Row:
+    ours = times[ZMLX]
+    anchor, done = ("matmul", least.flops) if least.flops else ("copy", least.bytes)
+    scale = done / moved[anchor]
+    return replace(
+        row,
+        ratios={n: paired(times[n], ours) for n in row.timings if n != ZMLX},
+        share=summary([scale * a / o for a, o in zip(times[anchor], ours, strict=True)]),
+        from_cache=from_cache,
+    )
+
+
+def _ways(
+    problem: Problem, dtype: str, mode: str, plan: Plan, threads: int
+) -> tuple[dict[str, Way], dict[str, str]]:
+    """The ways that run here, and what is to be said about the others or their results."""
+    made = {
+        **mlx_ways(problem, mode, plan.variants),
+        **torch_ways(problem, mode, plan.variants, threads),
+    }
+    expected = _expected(problem, mode)
+    ways: dict[str, Way] = {}
+    notes: dict[str, str] = {}
+    for name, make in made.items():
+        try:
+            way = make()
+            off = _distance(way.results(), expected)
+        except Exception as error:  # a way that fails is a finding and not the end of the run
+            reason = (str(error).strip().splitlines() or [""])[0]
+            notes[name] = f"did not run: {type(error).__name__}: {reason}"
+            continue
+        ways[name] = way
+        own_numbers = name.startswith(TORCH) and _is_random(problem.op)
+        if not off <= AGREEMENT[dtype] and not own_numbers:
+            notes[name] = f"its result is off by {off:.1%} of the largest value"
+    return ways, notes
+
+
+def _expected(problem: Problem, mode: str) -> list[np.ndarray[Any, Any]]:
+    """The results of the reference in float32."""
+
+    def widened(a: mx.array) -> mx.array:
+        return a.astype(mx.float32) if mx.issubdtype(a.dtype, mx.floating) else a
+
+    wide = Problem(
+        problem.op,
+        tuple(None if v is None else widened(v) for v in problem.values),
+        problem.options,
+        problem.which,
+        tuple(widened(c) for c in problem.cotangents),
+    )
+    return mlx_ways(wide, mode, (EAGER,))[EAGER]().results()
+
+
+def _distance(
+    results: Sequence[np.ndarray[Any, Any]], expected: Sequence[np.ndarray[Any, Any]]
+) -> float:
+    """The largest difference as a part of the largest magnitude of its array."""
+    worst = 0.0
+    for got, want in zip(results, expected, strict=True):
+        if got.shape != want.shape:
+            return math.inf
+        limit = float(np.max(np.abs(want), initial=0.0)) or 1.0
+        # A NaN anywhere makes the distance NaN, which agrees with nothing.
+        worst = float(np.maximum(worst, np.max(np.abs(got - want), initial=0.0) / limit))
+    return worst
+
+
+def _error(least: Work, timings: Mapping[str, Timing], rates: Mapping[str, float]) -> str:
+    """Says so where a way is faster than the machine."""
+    bandwidth = {name: rate for name, rate in rates.items() if name != "matmul"}
+    for name, timing in timings.items():
+        seconds = timing.seconds.median
+        for done, unit, limits in (
+            (least.bytes, "GB/s", bandwidth),
+            (least.flops, "GFLOP/s", {"matmul": rates.get("matmul", math.inf)}),
+        ):
+            best = max(limits.values())
+            if done / seconds > TOO_FAST * best:
+                return (
+                    f"{name} reaches {done / seconds / 1e9:,.0f} {unit}, "
+                    f"{done / seconds / best:.1f} times the best of {', '.join(limits)}: either "
+                    "the work is counted wrong or it is not done"
+                )
+    return ""
+
+
+def _from_cache(
+    op: Op, case: Case, dtype: mx.Dtype, mode: str, size: int, cache: int
+) -> float | None:
+    """Bytes per second on so few rows that everything stays in cache: what arithmetic allows."""
+    if not case.lead or size == 0:
+        return None
+    rows = max(1, case.lead[0] * (cache // 4) // size)
+    small = replace(case, lead=(rows, *case.lead[1:]))
+    problem, outputs = pose(op, small, dtype)
+    run = mlx_ways(problem, mode, (ZMLX,))[ZMLX]().variant
+    seconds = [run.seconds(lambda: None) for _ in range(_CACHED_CALLS)]
+    moved = work(op, small, problem.values, outputs, mode).bytes
+    return moved / summary(seconds).median

@@ -1,0 +1,163 @@
+"""A run: which rows, in which order, against which anchors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import mlx.core as mx
+
+from .. import metal, registry, testing
+from ..registry import Case, Op
+from . import memory
+from .anchors import MATMUL_FLOPS, Anchors, last_level_cache, matmul_variant, threads_here
+from .bars import BARS
+from .environment import environment
+from .measure import Variant, measure
+from .result import Result, Row
+from .rows import Plan, run_row
+from .summary import Summary, summary
+
+#: Rounds of a point of the sweep: it is for the eye, no bar rests on it.
+_SWEEP_ROUNDS = 7
+
+
+@dataclass(frozen=True)
+class Task:
+    """One row to be measured."""
+
+    op: Op
+    case: Case
+    dtype: mx.Dtype
+    mode: str
+
+
+def select(names: Sequence[str]) -> list[Op]:
+    """Ops by their own or their family's name; all without a name."""
+    catalogue = list(registry.ops())
+    known = {name for op in catalogue for name in (op.name, op.family)}
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"[bench] an op or family must be one of {', '.join(sorted(known))} but got "
+                f"{name!r}."
+            )
+    return [op for op in catalogue if not names or {op.name, op.family} & set(names)]
+
+
+def shape_of(op: Op, case: Case) -> str:
+    """The shape of the first argument, as rows and bars name it."""
+    return "x".join(map(str, testing.resolve(op.arguments[0].shape, case)))
+
+
+def default_cases(op: Op) -> list[Case]:
+    """The benchmarks that a bar is about, or the first where there is no such."""
+    wanted = {bar.shape for bar in BARS if {op.name, op.family} & set(bar.who)}
+    return [c for c in op.benchmarks if shape_of(op, c) in wanted] or [op.benchmarks[0]]
+
+
+def at_shape(op: Op, shape: Sequence[int]) -> Case:
+    """The op's first benchmark at a shape: the last axis is its size, the others lead."""
+    symbols = list(op.benchmarks[0].sizes)
+    if len(symbols) != 1:
+        raise ValueError(
+            f"[bench] '--shape' must be left out for {op.name}, which has sizes "
+            f"{', '.join(symbols)}."
+        )
+    lead, sizes = tuple(shape[:-1]), {symbols[0]: shape[-1]}
+    return replace(op.benchmarks[0], lead=lead, sizes=sizes)
+
+
+def sweep(op: Op) -> Iterator[Case]:
+    """The op's first benchmark at growing numbers of rows, by factors of four."""
+    case = op.benchmarks[0]
+    last, rows = prod(case.lead), 1
+    while rows < last:
+        yield replace(case, lead=(rows,))
+        rows *= 4
+    yield replace(case, lead=(last,))
+
+
+def use_openblas() -> str:
+    """Routes every variant's matrix products to OpenBLAS; says what they run on."""
+    from ..blas import use_openblas as route
+
+    try:
+        route()
+    except (ImportError, RuntimeError) as error:
+        return f"MLX's own ({error})"
+    return "OpenBLAS"
+
+
+def run(
+    tasks: Sequence[Task],
+    sweep_tasks: Sequence[Task],
+    plan: Plan,
+    told: Callable[[Row, int, int], None],
+) -> Result:
+    """Measures the tasks and tells each row with its number and the number of all.
+
+    Every variant runs in this process, with MLX's products on the same BLAS.
+    """
+    blas = use_openblas()
+    threads, cache = threads_here(), last_level_cache()
+    about = environment(threads, cache, blas)
+    total = len(tasks) + len(sweep_tasks)
+    short = replace(plan, rounds=min(plan.rounds, _SWEEP_ROUNDS), extras=False)
+    rows: list[Row] = []
+    with memory.pages(kept=True):
+        anchors = Anchors(threads, cache)
+        machine = anchor_rates(anchors, plan.rounds)
+        for task in (*tasks, *sweep_tasks):
+            task_plan = plan if len(rows) < len(tasks) else short
+            rows.append(run_row(task.op, task.case, task.dtype, task.mode, task_plan, anchors))
+            told(rows[-1], len(rows), total)
+            mx.clear_cache()
+    return Result(about, machine, tuple(rows[: len(tasks)]), sweep=tuple(rows[len(tasks) :]))
+
+
+def anchor_rates(anchors: Anchors, rounds: int) -> dict[str, Summary]:
+    """Bytes (operations for "matmul") per second of every anchor, and of a copy by a kernel of
+    zmlx, which shows what launches cost."""
+    variants = [*anchors.variants(), matmul_variant(mx.float32)]
+    done = {**anchors.bytes, "matmul": MATMUL_FLOPS}
+    kernel = copy_kernel(anchors.array)
+    try:
+        kernel.call(None)
+    except RuntimeError:  # no target runs here: every row will say so
+        pass
+    else:
+        variants.append(kernel)
+        done[kernel.name] = anchors.bytes["copy"]
+    times = measure(variants, rounds=rounds, between=anchors.fill_caches)
+    return {name: summary([done[name] / s for s in seconds]) for name, seconds in times.items()}
+
+
+def copy_kernel(x: mx.array, elements: int = 2048) -> Variant:
+    """A copy of a one-dimensional array, written in Metal, with a thread per `elements`."""
+    copy = metal.kernel(
+        name="bench_copy",
+        input_names=["x", "size"],
+        output_names=["y"],
+        source="""
+            uint begin = thread_position_in_grid.x * N;
+            for (uint i = begin; i < begin + N && i < size; ++i) y[i] = x[i];
+        """,
+    )
+    size, threads = mx.array(x.size, mx.uint32), -(-x.size // elements)
+
+    def call(given: object) -> None:
+        mx.eval(
+            copy(
+                x,
+                size,
+                template=[("N", elements)],
+                grid=(threads, 1, 1),
+                threadgroup=(1, 1, 1),
+                output_shapes=[x.shape],
+                output_dtypes=[x.dtype],
+            )
+        )
+
+    return Variant("copy by a zmlx kernel", call)

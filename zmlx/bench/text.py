@@ -1,0 +1,93 @@
+"""Numbers as the report and the page print them."""
+
+from __future__ import annotations
+
+from .bars import Verdict, bound
+from .result import Overhead, Row, Timing
+from .summary import Summary
+from .variants import TORCH
+
+
+def milliseconds(seconds: float) -> str:
+    """Three digits of a time."""
+    return f"{seconds * 1e3:.3g} ms"
+
+
+def rate(row: Row, timing: Timing) -> str:
+    """GFLOP/s of a row that counts operations, GB/s of the others."""
+    if row.flops:
+        return f"{row.flops / timing.seconds.median / 1e9:,.0f} GFLOP/s"
+    return f"{row.bytes / timing.seconds.median / 1e9:.3g} GB/s"
+
+
+def percent(share: Summary) -> str:
+    """A share with its interval, in percent."""
+    return f"{share.median:.0%} [{share.low * 100:.0f}, {share.high * 100:.0f}]"
+
+
+def times(ratio: Summary) -> str:
+    """A ratio with its interval; above 1 zmlx is faster."""
+    digits = 2 if ratio.median < 10 else 0
+    return f"{ratio.median:.{digits}f}x [{ratio.low:.{digits}f}, {ratio.high:.{digits}f}]"
+
+
+def mebibytes(count: int | None) -> str:
+    """Bytes as MiB, "?" where nobody counted."""
+    return "?" if count is None else f"{count / 2**20:.3g}"
+
+
+def peak(name: str, timing: Timing) -> str:
+    """Memory at the worst moment: by MLX's counter and by the process's resident size."""
+    process = mebibytes(timing.process_peak)
+    return process if name.startswith(TORCH) else f"{mebibytes(timing.mlx_peak)}/{process}"
+
+
+def anchor_of(row: Row) -> str:
+    """What a row's share is a share of."""
+    return "matmul" if row.flops else "copy"
+
+
+def title(row: Row) -> str:
+    """What a row is about."""
+    return f"{row.op} {point(row)}"
+
+
+def point(row: Row) -> str:
+    """What tells a row from others of its op."""
+    return f"{row.shape} {row.dtype} {row.mode}" + (f" ({row.detail})" if row.detail else "")
+
+
+def wanted(v: Verdict) -> str:
+    """What a bar asks for."""
+    if not v.bar.than:
+        return f"≥ {v.bar.least:.0%} of {anchor_of(v.row)}"
+    return f"≥ {v.bar.least:g}x as fast as {' or '.join(v.bar.than)}"
+
+
+def got(v: Verdict) -> str:
+    """What was measured for a bar."""
+    if v.measured is None:
+        return "–"
+    return f"{times(v.measured)} to {v.than}" if v.bar.than else percent(v.measured)
+
+
+def outcome(v: Verdict) -> str:
+    """Held, missed by how much and for what reason, or not judged and why."""
+    if v.passed is None:
+        return f"not judged: {v.unjudged}"
+    if v.passed:
+        return "held"
+    assert v.measured is not None
+    if not v.bar.than:
+        points = (v.bar.least - v.measured.median) * 100
+        return f"missed by {points:.0f} points; bound by {bound(v.row)}"
+    share = f"{percent(v.row.share)} of {anchor_of(v.row)}, " if v.row.share else ""
+    short = 1 - v.measured.median / v.bar.least
+    return f"missed by {short:.0%}, at {share}bound by {bound(v.row)}"
+
+
+def overhead(o: Overhead) -> str:
+    """An overhead in a line."""
+    bar = "" if o.bar is None else f", at most {o.bar:g}"
+    note = f" ({o.note})" if o.note else ""
+    return f"{o.name}: {o.value:.3g} {o.unit}{bar}{note}"

@@ -1,0 +1,100 @@
+"""torch's way to compute an op, eager and by `torch.compile`, from the entry's torch expression.
+
+torch runs with as many threads as zmlx and on the CPU; against a GPU's kernels it is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from .. import launch
+from ..arguments import dtype_name
+from .measure import Variant
+from .variants import TORCH, TORCH_COMPILED, Problem, Way
+
+
+def is_available() -> bool:
+    """Whether torch is installed and zmlx's kernels run on the CPU."""
+    return find_spec("torch") is not None and launch.settings().target == "cpu"
+
+
+def torch_ways(
+    problem: Problem, mode: str, names: Sequence[str], threads: int
+) -> dict[str, Callable[[], Way]]:
+    """Both ways, each made when called."""
+    if not is_available() or not problem.op.torch:
+        return {}
+    return {
+        name: lambda name=name: _way(name, problem, mode, threads)  # type: ignore[misc]
+        for name in (TORCH, TORCH_COMPILED)
+        if name in names
+    }
+
+
+def function(problem: Problem) -> Callable[..., Any]:
+    """The entry's expression as a function of the tensors, in the order of the op's arguments."""
+    import torch
+    from torch.nn import functional
+
+    names = [a.name for a in problem.op.arguments]
+    source = f"lambda {', '.join(names)}: {problem.op.torch}"
+    scope = {"torch": torch, "F": functional, **problem.options}
+    return eval(source, scope)  # type: ignore[no-any-return]
+
+
+def _tensor(x: mx.array) -> Any:
+    import torch
+
+    floating = mx.issubdtype(x.dtype, mx.floating)
+    values = np.array(x.astype(mx.float32) if floating else x)
+    return torch.from_numpy(values).to(getattr(torch, dtype_name(x.dtype).rstrip("_")))
+
+
+def _way(name: str, problem: Problem, mode: str, threads: int) -> Way:
+    import torch
+
+    torch.set_num_threads(threads)
+    compute = function(problem)
+    if name == TORCH_COMPILED:
+        # Whatever earlier shapes left behind would make this one "dynamic".
+        torch._dynamo.reset()
+        compute = torch.compile(compute, dynamic=False)
+    tensors: list[Any] = [None if x is None else _tensor(x) for x in problem.values]
+    cotangents = [_tensor(c) for c in problem.cotangents]
+
+    def forward() -> tuple[Any, ...]:
+        result = compute(*tensors)
+        return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+    if mode == "forward":
+
+        def call(given: Any) -> Any:
+            with torch.no_grad():
+                return forward()
+
+        return Way(Variant(name, call), lambda: _float64(call(None)))
+
+    leaves = [tensors[i].requires_grad_() for i in problem.which]
+
+    def backward(outputs: Any) -> Any:
+        given = [c.to(o.dtype) for c, o in zip(cotangents, outputs, strict=True)]
+        return torch.autograd.grad(outputs, leaves, given)
+
+    def both(given: Any) -> Any:
+        outputs = forward()
+        return *outputs, *backward(outputs)
+
+    if mode == "both":
+        return Way(Variant(name, both), lambda: _float64(both(None)))
+    return Way(Variant(name, backward, forward), lambda: _float64(backward(forward())))
+
+
+def _float64(tensors: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+    import torch
+
+    return [t.detach().to(torch.float64).numpy() for t in tensors]

@@ -1,0 +1,154 @@
+"""The answers of a Mac: names of `mlx.core` that say that there is a GPU, or that take a stream.
+
+The claimed GPU is the CPU: its streams are streams of the CPU, and every function of MLX that is
+given the GPU as stream or device takes the CPU instead.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
+from typing import Any
+
+import mlx.core as mx
+
+#: Modules whose functions take a stream.
+_MODULES = ("", "distributed", "fast", "fft", "linalg", "random")
+
+#: Arguments that are one, or a device.
+_NAMES = ("stream", "device", "s")
+
+
+class Patches:
+    """Attributes replaced in modules, and how to restore them."""
+
+    def __init__(self) -> None:
+        self._done: list[tuple[ModuleType, str, Any, Any]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._done)
+
+    def put(self, module: ModuleType, name: str, value: Any) -> None:
+        """Sets `module.name`."""
+        self._done.append((module, name, getattr(module, name), value))
+        setattr(module, name, value)
+
+    def restore(self) -> None:
+        """Sets every name back, unless someone else has replaced it since."""
+        for module, name, original, value in reversed(self._done):
+            if getattr(module, name, None) is value:
+                setattr(module, name, original)
+        self._done.clear()
+
+    def names(self) -> tuple[str, ...]:
+        """The replaced names, as `mlx.core.fast.metal_kernel`."""
+        return tuple(f"{module.__name__}.{name}" for module, name, _, _ in self._done)
+
+
+_GPU, _CPU = mx.Device(mx.gpu), mx.Device(mx.cpu)
+_DEVICES = (mx.Device, mx.DeviceType)
+
+_claimed_default = _GPU
+
+
+def is_gpu(stream: Any) -> bool:
+    """Whether `stream`, a device, a kind of device or a stream, may stand for the GPU. A stream of
+    the CPU does where Metal is claimed, since those of the GPU are such streams."""
+    if isinstance(stream, _DEVICES):
+        return stream == mx.gpu
+    return bool(mx.metal.is_available())
+
+
+def on_stream(stream: Any) -> AbstractContextManager[Any]:
+    """A block whose nodes go to `stream`, which may stand for the GPU; None is the default."""
+    if stream is None or isinstance(stream, _DEVICES):
+        return nullcontext()
+    return mx.stream(stream)
+
+
+def claim(patches: Patches) -> None:
+    """Makes MLX answer as on a Mac."""
+    global _claimed_default
+    _claimed_default = _GPU
+    for name in _MODULES:
+        module = getattr(mx, name) if name else mx
+        for attribute in sorted(vars(module)):
+            function = getattr(module, attribute)
+            if _takes_device(function) and attribute not in _ANSWERS:
+                patches.put(module, attribute, _on_cpu(function))
+    for attribute, value in _ANSWERS.items():
+        patches.put(mx, attribute, value)
+    patches.put(mx.metal, "is_available", lambda: True)
+    patches.put(mx.metal, "device_info", device_info)
+
+
+def _takes_device(function: Any) -> bool:
+    return type(function).__name__ == "nb_func" and "Device" in (function.__doc__ or "")
+
+
+def _to_cpu(value: Any) -> Any:
+    return mx.cpu if isinstance(value, _DEVICES) and value == mx.gpu else value
+
+
+def _on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        if args and args[-1].__class__ in _DEVICES:
+            args = (*args[:-1], _to_cpu(args[-1]))
+        if kwargs:
+            kwargs.update({name: _to_cpu(kwargs[name]) for name in _NAMES if name in kwargs})
+        return function(*args, **kwargs)
+
+    return mapped
+
+
+def _claimed(device: Any) -> mx.Device:
+    return device if isinstance(device, mx.Device) else mx.Device(device)
+
+
+def default_device() -> mx.Device:
+    """The GPU, unless `set_default_device` chose the CPU."""
+    return _claimed_default
+
+
+def set_default_device(device: Any) -> None:
+    """Remembers the device, for `default_device`."""
+    global _claimed_default
+    _claimed_default = _claimed(device)
+
+
+def device_count(device: Any) -> int:
+    """One of each kind."""
+    return 1
+
+
+def is_available(device: Any) -> bool:
+    """Both kinds are."""
+    return True
+
+
+_cpu_info = mx.device_info
+
+
+def device_info(device: Any = None) -> dict[str, Any]:
+    """What is true of the CPU, under the keys that Metal has too; sizes in bytes."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    sizes = {
+        "memory_size": memory,
+        "max_buffer_length": memory,
+        "max_recommended_working_set_size": memory * 3 // 4,
+        "resource_limit": 499_000,
+    }
+    return {**_cpu_info(_CPU), **sizes}
+
+
+_ANSWERS: dict[str, Any] = {
+    "default_device": default_device,
+    "set_default_device": set_default_device,
+    "device_count": device_count,
+    "device_info": device_info,
+    "is_available": is_available,
+}

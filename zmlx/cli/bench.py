@@ -1,0 +1,204 @@
+"""Measure ops against a copy of memory, MLX and torch; every loss is printed like a win."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+DTYPES = ("float32", "float16", "bfloat16")
+MODES = ("forward", "backward", "both")
+QUICK_ROUNDS = 7
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="FAMILY|OP|overhead",
+        help="what to measure (default: every op; `overhead`: compiling, importing, calling)",
+    )
+    parser.add_argument(
+        "--dtype", action="append", choices=DTYPES, help="default: float32 and bfloat16"
+    )
+    parser.add_argument("--mode", action="append", choices=MODES, help="default: all three")
+    shapes = parser.add_mutually_exclusive_group()
+    shapes.add_argument(
+        "--all-shapes",
+        action="store_true",
+        help="every shape of the catalogue (default: those that a bar is about, or the first)",
+    )
+    shapes.add_argument(
+        "--shape",
+        action="append",
+        type=_shape,
+        metavar="2048x4096",
+        help="this shape of the first argument (repeatable)",
+    )
+    parser.add_argument(
+        "--variant", action="append", metavar="NAME", help="only this way to compute (repeatable)"
+    )
+    parser.add_argument(
+        "--geometry",
+        choices=("cpu", "gpu"),
+        default="cpu",
+        help="gpu: also run the CPU target in GPU geometry and print the factor",
+    )
+    parser.add_argument("--rounds", type=int, help="timings per variant (default 20)")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"one shape, float32, {QUICK_ROUNDS} rounds, no memory: a first look, not for bars",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
+    parser.add_argument("--compare", type=Path, metavar="OLD", help="a verdict per row against OLD")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="also measure a sweep of sizes and draw it (SVG)"
+    )
+    parser.add_argument(
+        "--page", type=Path, metavar="RESULTS", help="print the page of a result file, and end"
+    )
+    parser.add_argument(
+        "--self-test", action="store_true", help="measure ops with a known time, and end"
+    )
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    parts = text.replace("×", "x").split("x")
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise argparse.ArgumentTypeError(f"a shape such as 2048x4096 is wanted but got {text!r}")
+    return tuple(int(part) for part in parts)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the benchmark; returns 0, 1 where a row is no measurement, became slower than OLD, or
+    something failed, and 2 for wrong usage."""
+    try:
+        if arguments.page is not None:
+            return _page(arguments.page)
+        if arguments.self_test:
+            return _self_test()
+        return _measure(arguments)
+    except (ValueError, FileNotFoundError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+
+
+def _page(path: Path) -> int:
+    from zmlx.bench import page
+    from zmlx.bench.result import Result
+
+    print(page.page(Result.read(path)), end="")
+    return 0
+
+
+def _self_test() -> int:
+    from zmlx.bench.anchors import Anchors, threads_here
+    from zmlx.bench.selftest import checks
+
+    failed = 0
+    for check in checks(Anchors(threads_here())):
+        failed += not check.passed
+        print(f"{'ok    ' if check.passed else 'FAILED'} {check.claim}: {check.found}", flush=True)
+    return 1 if failed else 0
+
+
+def _measure(arguments: argparse.Namespace) -> int:
+    from dataclasses import replace
+
+    from zmlx.bench import compare, plot, report
+    from zmlx.bench.overhead import overheads
+    from zmlx.bench.result import Result
+    from zmlx.bench.run import run as run_tasks
+
+    names = [n for n in arguments.names if n != "overhead"]
+    old = Result.read(arguments.compare) if arguments.compare else None
+    if arguments.plot and arguments.plot.suffix != ".svg":
+        raise ValueError(f"[bench] '--plot' must name an .svg file but got '{arguments.plot}'.")
+    wants_rows = bool(names) or not arguments.names
+    tasks, sweep = _tasks(arguments, names) if wants_rows else ([], [])
+    plan = _plan(arguments)
+    result = run_tasks(tasks, sweep, plan, report.Progress())
+    failed = False
+    if "overhead" in arguments.names or (not arguments.names and not arguments.quick):
+        print("\ncompiling, importing, calling: some seconds in processes of their own", flush=True)
+        try:
+            result = replace(result, overheads=tuple(overheads()))
+        except RuntimeError as error:  # the rows are not lost with it
+            print(error, file=sys.stderr)
+            failed = True
+    print("\n".join(["", *report.head_lines(result), "", *report.end_lines(result)]))
+    if arguments.json:
+        result.write(arguments.json)
+        print(f"wrote {arguments.json}")
+    if arguments.plot:
+        for path in plot.write(result, arguments.plot):
+            print(f"wrote {path}")
+    if old is not None:
+        print("\n" + "\n".join(compare.lines(old, result)))
+        failed = failed or any(c.verdict == compare.SLOWER for c in compare.compare(old, result))
+    return 1 if failed or any(row.error for row in (*result.rows, *result.sweep)) else 0
+
+
+def _plan(arguments: argparse.Namespace) -> Any:
+    from zmlx.bench.measure import ROUNDS
+    from zmlx.bench.rows import Plan
+    from zmlx.bench.variants import GPU_GEOMETRY, NAMES
+
+    names = tuple(arguments.variant or NAMES)
+    for name in names:
+        if name not in NAMES:
+            raise ValueError(
+                f"[bench] '--variant' must be one of {', '.join(NAMES)} but got {name!r}."
+            )
+    if arguments.geometry == "cpu":
+        names = tuple(n for n in names if n != GPU_GEOMETRY)
+    rounds = arguments.rounds
+    if rounds is None:
+        rounds = QUICK_ROUNDS if arguments.quick else ROUNDS
+    if rounds < 1:
+        raise ValueError(f"[bench] '--rounds' must be at least 1 but got {rounds}.")
+    if arguments.quick:
+        return Plan(names, rounds, budget=1.0, extras=False)
+    return Plan(names, rounds)
+
+
+def _cases(op: Any, arguments: argparse.Namespace) -> list[Any]:
+    from zmlx.bench.run import default_cases
+
+    if arguments.all_shapes:
+        return list(op.benchmarks)
+    return list(op.benchmarks[:1]) if arguments.quick else default_cases(op)
+
+
+def _tasks(arguments: argparse.Namespace, names: list[str]) -> tuple[list[Any], list[Any]]:
+    import mlx.core as mx
+
+    from zmlx.bench.run import Task, at_shape, select, sweep
+
+    quick = arguments.quick
+    dtypes = arguments.dtype or (["float32"] if quick else ["float32", "bfloat16"])
+    tasks, points = [], []
+    for op in select(names):
+        shapes = [at_shape(op, shape) for shape in arguments.shape or ()]
+        cases = shapes or _cases(op, arguments)
+        modes = [m for m in arguments.mode or MODES if m == "forward" or op.differentiable]
+        tasks += [
+            Task(op, case, getattr(mx, dtype), mode)
+            for case in cases
+            for dtype in dtypes
+            for mode in modes
+        ]
+        if arguments.plot:
+            points += [
+                Task(op, case, getattr(mx, dtypes[0]), mode)
+                for mode in modes
+                if mode != "backward"
+                for case in sweep(op)
+            ]
+    return tasks, points

@@ -1,0 +1,40 @@
+"""Run a script for the Mac here: its Metal kernels run on zmlx's targets."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+from pathlib import Path
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT names a module")
+    parser.add_argument("script", metavar="SCRIPT", help="a Python file, or a module with -m")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="…", help="arguments of the script"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the script under `install(claim_metal=True)`; returns 0, or 2 if there is no such file.
+    What the script raises, an exit too, goes on to the caller."""
+    import zmlx
+
+    if not arguments.module and not Path(arguments.script).is_file():
+        print(f"[run] no file is called {arguments.script!r}.", file=sys.stderr)
+        return 2
+    kept = sys.argv, list(sys.path)
+    sys.argv = [arguments.script, *arguments.arguments]
+    # As `python SCRIPT` and `python -m MODULE` do.
+    sys.path[0] = "" if arguments.module else str(Path(arguments.script).resolve().parent)
+    try:
+        with zmlx.install(claim_metal=True):
+            if arguments.module:
+                runpy.run_module(arguments.script, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(arguments.script, run_name="__main__")
+    finally:
+        sys.argv, sys.path[:] = kept
+    return 0

@@ -1,0 +1,75 @@
+"""Elementwise bodies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .parts import Let, Operand, Output
+from .pattern import Pattern
+from .random import add_block, add_keys, draw, drawn, header
+from .text import Body, array, needed_names, unique
+
+
+@dataclass(frozen=True)
+class Elementwise(Pattern):
+    """out[i] = expr(inputs[i], …) for `size` elements; inputs are "full" or "scalar".
+
+    Launch: one thread per N elements. Extra input: `size` (0-d uint32 or uint64).
+    """
+
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Output, ...]
+    lets: tuple[Let, ...] = ()
+
+    def names(self) -> tuple[str, ...]:
+        """What the pattern names: operands, lets and outputs."""
+        return unique([*super().names(), *(let.name for let in self.lets)])
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """The launch constants that follow the inputs."""
+        return ("size",)
+
+    @property
+    def header(self) -> str:
+        """Functions that the body calls."""
+        return header(self.inputs)
+
+    def source(self) -> str:
+        """The body."""
+        body = Body()
+        needed = needed_names((y.expr for y in self.outputs), self.lets)
+        needed.update(x.index for x in drawn(self.inputs))
+        for x in self.inputs:
+            if x.kind == "scalar" and x.name in needed:
+                body.add(f"const {x.type} {x.name} = {x.type}({array(x, '_in')});")
+        add_keys(body, self.inputs)
+        body.add("const size_t start_ = size_t(thread_position_in_grid.x) * N;")
+        body.open("if (start_ + N <= size_t(size))")
+        for x in drawn(self.inputs):
+            add_block(body, x, "N", f"{x.index} + start_ / 4")
+        body.open("for (uint k_ = 0; k_ < N; ++k_)")
+        body.add("const size_t i_ = start_ + k_;")
+        for x in drawn(self.inputs):
+            body.add(f"const float {x.name} = {x.name}_drawn[k_];")
+        self._element(body, needed)
+        body.close()
+        body.depth -= 1
+        body.open("} else")
+        body.open("for (size_t i_ = start_; i_ < size_t(size); ++i_)")
+        for x in drawn(self.inputs):
+            body.add(draw(x, x.index, "i_"))
+        self._element(body, needed)
+        body.close()
+        body.close()
+        return body.text()
+
+    def _element(self, body: Body, needed: set[str]) -> None:
+        for x in self.inputs:
+            if x.kind == "full" and x.name in needed:
+                body.add(f"const {x.type} {x.name} = {x.type}({array(x, '_in')}[i_]);")
+        for let in self.lets:
+            if let.name in needed:
+                body.add(let.declaration())
+        for y in self.outputs:
+            body.add(f"{array(y, '_out')}[i_] = {y.name}_t({y.expr});")

@@ -1,0 +1,75 @@
+"""What all patterns have in common."""
+
+from __future__ import annotations
+
+import re
+
+from .parts import Operand, Output
+from .text import array, unique
+
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+
+#: Names that bodies use themselves, and suffixes that they add to the names of a pattern.
+RESERVED = frozenset(
+    (
+        "D", "N", "RPG", "STEPS", "TPR", "U", "chunk", "j", "row", "rows", "size",
+        "D_", "d_", "e_", "first_", "group_", "i_", "k_", "lane_", "live_", "more_", "n_", "part_",
+        "q_", "s_", "slot_", "start_", "stop_", "u_", "v_", "w_", "whole_", "words_",
+    )
+)  # fmt: skip
+SUFFIXES = (
+    "_drawn", "_first", "_in", "_in_row", "_kept", "_kept_tail", "_key", "_most", "_next", "_out",
+    "_out_row", "_part", "_sum", "_sum_tail", "_t",
+)  # fmt: skip
+
+
+class Pattern:
+    """Inputs, outputs, and the body of a kernel that maps one to the other.
+
+    The kernel's parameters are the arrays behind `inputs` (`x_in`), the launch constants, and the
+    arrays behind `outputs` (`y_out`); operands that are parts of one array share a parameter.
+    """
+
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Output, ...]
+
+    def __post_init__(self) -> None:
+        names = self.names()
+        taken = RESERVED | {name + suffix for name in names for suffix in SUFFIXES}
+        for name in names:
+            if not _IDENTIFIER.fullmatch(name):
+                raise ValueError(f"[codegen] 'name' must be an identifier but got {name!r}.")
+            if name in taken:
+                raise ValueError(
+                    f"[codegen] 'name' must not be a name of the body itself but got {name!r}."
+                )
+        if not self.outputs:
+            raise ValueError("[codegen] 'outputs' must have at least one entry but got ().")
+
+    def names(self) -> tuple[str, ...]:
+        """What the pattern names: operands, lets, reductions and outputs."""
+        return unique([*(x.name for x in self.inputs), *(y.name for y in self.outputs)])
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """The launch constants that follow the inputs."""
+        return ()
+
+    @property
+    def header(self) -> str:
+        """Functions that the body calls."""
+        return ""
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Parameters of the kernel that are inputs."""
+        return unique(array(x, "_in") for x in self.inputs) + self.constants
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Parameters of the kernel that are outputs."""
+        return unique(array(y, "_out") for y in self.outputs)
+
+    def source(self) -> str:
+        """The body."""
+        raise NotImplementedError

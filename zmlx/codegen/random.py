@@ -1,0 +1,48 @@
+"""Random operands: how a body draws their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .. import msl
+from .parts import Operand
+from .text import Body, array
+
+
+def drawn(inputs: Iterable[Operand]) -> tuple[Operand, ...]:
+    """The operands that are random."""
+    return tuple(x for x in inputs if x.kind == "random")
+
+
+def header(inputs: Iterable[Operand]) -> str:
+    """The functions that draws call."""
+    return msl.header_for("zmlx_draw") if drawn(inputs) else ""
+
+
+def add_keys(body: Body, inputs: Iterable[Operand]) -> None:
+    """The key of every random operand."""
+    for x in drawn(inputs):
+        body.add(f"const uint64_t {x.name}_key = uint64_t({array(x, '_in')});")
+
+
+def add_row_counters(body: Body, inputs: Iterable[Operand]) -> None:
+    """The counter of element 0 of a row."""
+    for x in drawn(inputs):
+        body.add(f"const uint64_t {x.name}_first = {x.index} + uint64_t(row) * ((D + 3) / 4);")
+
+
+def add_block(body: Body, x: Operand, width: str, first: str) -> None:
+    """Numbers for `width` elements, a multiple of four, from counter `first` on: four of them per
+    call, in a loop that vectorises."""
+    body.add(f"float {x.name}_drawn[{width}];")
+    body.open(f"for (uint q_ = 0; q_ < {width} / 4; ++q_)")
+    body.add(f"const zmlx_words words_ = zmlx_philox({first} + q_, {x.name}_key);")
+    for n, word in enumerate("abcd"):
+        spot = "4 * q_" + (f" + {n}" if n else "")
+        body.add(f"{x.name}_drawn[{spot}] = zmlx_uniform(words_.{word});")
+    body.close()
+
+
+def draw(x: Operand, first: str, index: str) -> str:
+    """The number of one element, where no block is."""
+    return f"const float {x.name} = zmlx_draw({first}, {index}, {x.name}_key);"

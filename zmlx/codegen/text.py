@@ -1,0 +1,83 @@
+"""Tools for writing a body: indentation, names, and which lets an expression reaches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from .parts import Let, Operand, Output
+
+_IDENTIFIER = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
+
+
+def identifiers(text: str) -> list[str]:
+    """The identifiers that `text` names, in order, without repeats."""
+    return list(dict.fromkeys(_IDENTIFIER.findall(text)))
+
+
+def array(item: Operand | Output, suffix: str) -> str:
+    """The parameter behind an operand or an output."""
+    return (item.array or item.name) + suffix
+
+
+class Body:
+    """Lines of Metal at a running indentation."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.depth = 1
+
+    def add(self, *lines: str) -> None:
+        """Lines at the current depth."""
+        self.lines.extend("    " * self.depth + line for line in lines)
+
+    def open(self, line: str) -> None:
+        """A line that opens a block."""
+        self.add(line + " {")
+        self.depth += 1
+
+    def close(self) -> None:
+        """The end of a block."""
+        self.depth -= 1
+        self.add("}")
+
+    def text(self) -> str:
+        """All lines."""
+        return "\n".join(self.lines) + "\n"
+
+
+def needed_names(
+    exprs: Iterable[str], lets: tuple[Let, ...], known: Iterable[str] = ()
+) -> set[str]:
+    """Names that `exprs` reach through `lets`, not looking behind the names in `known`."""
+    by_name = {let.name: let for let in lets}
+    stop = set(known)
+    found: set[str] = set()
+    work = [name for expr in exprs for name in identifiers(expr)]
+    while work:
+        name = work.pop()
+        if name in found:
+            continue
+        found.add(name)
+        if name in by_name and name not in stop:
+            work.extend(identifiers(by_name[name].expr))
+    return found
+
+
+def place(item: Operand | Output, index: str) -> str:
+    """Where element `index` of the item's slice lies in its row."""
+    if item.part == 0:
+        return index
+    return f"D_ + {index}" if item.part == 1 else f"D_ * {item.part} + {index}"
+
+
+def add_width(body: Body, items: Iterable[Operand | Output]) -> None:
+    """D as `place` names it: a copy, since for the compiler a store may change D itself, and in 64
+    bits, since a sum that may wrap in 32 keeps a loop from vectorising."""
+    if any(item.part > 0 for item in items):
+        body.add("const size_t D_ = D;")
+
+
+def unique(items: Iterable[str]) -> tuple[str, ...]:
+    """Items without repeats, in order."""
+    return tuple(dict.fromkeys(items))

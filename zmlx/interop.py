@@ -1,0 +1,243 @@
+"""Kernels written by others for a Mac, unchanged: `mx.fast.metal_kernel` where there is no Metal.
+
+    >>> with zmlx.install():
+    ...     import a_module_with_metal_kernels
+
+`install()` puts `metal_kernel` of this module in the place of MLX's, so that kernels made from then
+on run on zmlx's targets. Much code makes its kernels only if Metal is available and the GPU is the
+default device: `install(claim_metal=True)` answers those questions as a Mac does, and whoever then
+asks for a GPU stream gets the stream of the CPU. On a Mac nothing is changed.
+
+A name that a module imported from MLX before `install()` stays MLX's own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import mlx.core as mx
+
+from . import claims, launch, metal
+from .targets import cpu
+
+_NO_METAL = "No Metal back-end"
+_CONFIGURATIONS_KEPT = 256
+_ARRAY = mx.array
+
+_mlx_metal_kernel: Callable[..., Any] = mx.fast.metal_kernel
+
+
+class InstalledKernel:
+    """What `mx.fast.metal_kernel` returns while installed: called as MLX's kernels are."""
+
+    def __init__(self, spec: metal.KernelSpec, original: Callable[..., Any]) -> None:
+        self.name = spec.name
+        self._kernel = metal.MetalKernel(spec)
+        self._original = original
+        self._scalars = False
+        self._plans: dict[Any, dict[bytes, Any]] = {}
+
+    def __repr__(self) -> str:
+        return f"<metal_kernel {self.name} on zmlx>"
+
+    def __call__(
+        self,
+        *,
+        inputs: Sequence[Any],
+        output_shapes: Sequence[Sequence[int]],
+        output_dtypes: Sequence[mx.Dtype],
+        grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int],
+        template: Sequence[tuple[str, Any]] | None = None,
+        init_value: float | None = None,
+        verbose: bool = False,
+        stream: Any = None,
+    ) -> list[mx.array]:
+        """One lazy launch, as documented for `mx.fast.metal_kernel`; a list of outputs."""
+        key = None
+        try:
+            key = (
+                tuple(map(tuple, output_shapes)),
+                tuple(output_dtypes),
+                grid if grid.__class__ is tuple else tuple(grid),
+                threadgroup if threadgroup.__class__ is tuple else tuple(threadgroup),
+                # 1 and True are equal, but not as template arguments.
+                tuple([(n, v, v.__class__) for n, v in template]) if template else (),
+                init_value,
+            )
+            plans = self._plans.get(key)
+        except (TypeError, ValueError):
+            plans = None  # MLX says what is wrong, below
+        if plans is not None and stream is None and not verbose:
+            arrays = _arrays(inputs) if self._scalars else tuple(inputs)
+            result = cpu.run(plans, arrays)
+            if result is not None:
+                return [result] if result.__class__ is _ARRAY else list(result)
+        arguments = {
+            "output_shapes": output_shapes,
+            "output_dtypes": output_dtypes,
+            "grid": grid,
+            "threadgroup": threadgroup,
+            "template": template,
+            "init_value": init_value,
+            "verbose": verbose,
+            "stream": stream,
+        }
+        self._validate(inputs, stream, arguments)
+        assert key is not None
+        arrays = _arrays(inputs)
+        if verbose:
+            self._print(arrays, arguments)
+        with claims.on_stream(stream):
+            return self._launch(arrays, key)
+
+    def _validate(self, inputs: Sequence[Any], stream: Any, arguments: dict[str, Any]) -> None:
+        """Raises MLX's own error for wrong arguments: MLX looks at them before it finds that it has
+        no Metal."""
+        try:
+            self._original(inputs=inputs, **{**arguments, "verbose": False})
+        except RuntimeError as error:
+            if _NO_METAL not in str(error):
+                raise
+        if stream is not None and not claims.is_gpu(stream):
+            raise ValueError("[metal_kernel] Only supports the GPU.")
+        self._scalars = any(not isinstance(x, mx.array) for x in inputs)
+
+    def _print(self, arrays: tuple[mx.array, ...], arguments: dict[str, Any]) -> None:
+        """The generated source, by MLX itself, which generates it while exporting."""
+        arguments = {**arguments, "stream": None}
+        mx.export_function(
+            lambda event: None,
+            lambda *some: self._original(inputs=list(some), **arguments),
+            *[mx.zeros(x.shape, x.dtype) for x in arrays],
+        )
+
+    def _launch(self, arrays: tuple[mx.array, ...], key: Any) -> list[mx.array]:
+        shapes, dtypes, grid, threadgroup, template, init_value = key
+        template = tuple((name, value) for name, value, _ in template)
+        target = launch.settings().target
+        if target != "cpu":
+            result = self._kernel(
+                *arrays, template=template, grid=grid, threadgroup=threadgroup,
+                output_shapes=shapes, output_dtypes=dtypes, init_value=init_value,
+            )  # fmt: skip
+            return [result] if isinstance(result, mx.array) else list(result)
+        if len(self._plans) >= _CONFIGURATIONS_KEPT:
+            self._plans.clear()
+        plans = self._plans.setdefault(key, {})
+        signature = cpu.signature(arrays)
+        prepared = plans.get(signature)
+        if prepared is None:
+            prepared = plans[signature] = metal.prepare(
+                self._kernel.spec, "cpu", arrays, template, grid, threadgroup, shapes, dtypes,
+                init_value,
+            )  # fmt: skip
+        result = cpu.core().launch(prepared, arrays)
+        return [result] if isinstance(result, mx.array) else list(result)
+
+
+def _arrays(inputs: Sequence[Any]) -> tuple[mx.array, ...]:
+    return tuple([x if x.__class__ is _ARRAY else _array(x) for x in inputs])
+
+
+def _array(value: Any) -> mx.array:
+    # A zero is not remembered, since 0.0 and -0.0 are equal.
+    if value and value.__class__ in (bool, int, float):
+        return metal.scalar(value)
+    return mx.array(value)
+
+
+@functools.wraps(_mlx_metal_kernel)
+def metal_kernel(*args: Any, **kwargs: Any) -> InstalledKernel:
+    """`mx.fast.metal_kernel` on zmlx's targets; the same arguments, errors and result."""
+    # MLX checks the arguments, and goes on checking those of every new kind of call.
+    original = _mlx_metal_kernel(*args, **kwargs)
+    return InstalledKernel(_spec(*args, **kwargs), original)
+
+
+def _spec(
+    name: str,
+    input_names: Sequence[str],
+    output_names: Sequence[str],
+    source: str,
+    header: str = "",
+    ensure_row_contiguous: bool = True,
+    atomic_outputs: bool = False,
+    compile_options: Any = None,
+) -> metal.KernelSpec:
+    return metal.KernelSpec(
+        name, tuple(input_names), tuple(output_names), source, header, ensure_row_contiguous,
+        atomic_outputs, dict(compile_options or {}).get("math_mode", "safe"),
+    )  # fmt: skip
+
+
+# ---- installing ----------------------------------------------------------------------------------
+
+
+class Installation:
+    """What `install` returns: as a context manager, its end restores what was before."""
+
+    def __init__(self, before: tuple[bool, bool]) -> None:
+        self._before = before
+
+    def __enter__(self) -> Installation:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _become(*self._before)
+
+
+_kernel_patch = claims.Patches()
+_claim_patch = claims.Patches()
+
+
+def _state() -> tuple[bool, bool]:
+    return bool(_kernel_patch), bool(_claim_patch)
+
+
+def _become(installed: bool, claimed: bool) -> None:
+    if installed and not _kernel_patch:
+        _kernel_patch.put(mx.fast, "metal_kernel", metal_kernel)
+    if claimed and not _claim_patch:
+        claims.claim(_claim_patch)
+    if not claimed:
+        _claim_patch.restore()
+    if not installed:
+        _kernel_patch.restore()
+
+
+def install(*, claim_metal: bool = False) -> Installation:
+    """Kernels of `mx.fast.metal_kernel` run on zmlx's targets from now on.
+
+    Doing it again changes nothing, or adds the claims. As a context manager it is undone at the
+    end of the block, back to what was before it; otherwise by `uninstall()`. On a machine with
+    Metal it does nothing.
+
+    Args:
+        claim_metal: answer `mx.metal.is_available()` and the questions about devices as a Mac
+            does, and give the CPU's stream to whoever asks for one of the GPU. `patched()` lists
+            every name.
+    """
+    before = _state()
+    # Found out before the claim, and remembered.
+    if launch.gpu_target() != "metal":
+        _become(True, before[1] or claim_metal)
+    return Installation(before)
+
+
+def uninstall() -> None:
+    """Restores everything that `install` changed."""
+    _become(False, False)
+
+
+def patched() -> tuple[str, ...]:
+    """The names that are replaced at the moment."""
+    return (*_kernel_patch.names(), *_claim_patch.names())

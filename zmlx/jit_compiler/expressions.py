@@ -1,0 +1,396 @@
+"""Python expressions to typed values, with Python's meaning of each operator.
+
+`/` is true division, `//` and `%` round towards minus infinity, ints stay ints (of 32 bits), bools
+count as ints in arithmetic, comparisons chain, `and` and `or` give one of their operands.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator as operator_module
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..expr import EXPANSIONS, FUNCTIONS
+from . import ir
+from .ir import Value
+from .names import is_module, known, resolve
+
+if TYPE_CHECKING:
+    from .source import Source
+
+_BINARY: dict[type[ast.operator], str] = {
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.FloorDiv: "//",
+    ast.Mod: "%",
+    ast.Pow: "**",
+    ast.LShift: "<<",
+    ast.RShift: ">>",
+    ast.BitAnd: "&",
+    ast.BitOr: "|",
+    ast.BitXor: "^",
+}
+_FOLD: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator_module.add,
+    "-": operator_module.sub,
+    "*": operator_module.mul,
+    "//": operator_module.floordiv,
+    "%": operator_module.mod,
+    "**": operator_module.pow,
+    "<<": operator_module.lshift,
+    ">>": operator_module.rshift,
+    "&": operator_module.and_,
+    "|": operator_module.or_,
+    "^": operator_module.xor,
+}
+_COMPARE: dict[type[ast.cmpop], str] = {
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+}
+#: Functions of the table that have an integer form.
+_INTEGER = ("abs", "max", "min", "sign", "+", "-", "*", "neg", "square", "cube", "%")
+
+
+def call(name: str, *args: Value) -> Value:
+    """A function of `zmlx.expr`, with its arguments converted to what it takes."""
+    f = FUNCTIONS[name]
+    converted = tuple(ir.convert(a, "bool" if f.logical else "float") for a in args)
+    return Value("call", "bool" if f.condition else "float", converted, name)
+
+
+def choose(condition: Value, x: Value, y: Value) -> Value:
+    """`condition ? x : y` in the larger type of the two."""
+    type_ = ir.join(x.type, y.type)
+    return Value("choose", type_, (condition, ir.convert(x, type_), ir.convert(y, type_)))
+
+
+def compare(operator: str, x: Value, y: Value) -> Value:
+    """A comparison, of floats if either is one, else of ints."""
+    if "float" in (x.type, y.type):
+        return call(operator, x, y)
+    ints = (ir.convert(x, "int"), ir.convert(y, "int"))
+    return Value("compare", "bool", ints, operator)
+
+
+def _int(operator: str, *args: Value) -> Value:
+    return Value("int", "int", tuple(ir.convert(a, "int") for a in args), operator)
+
+
+class Expressions:
+    """The part of the frontend that translates expressions."""
+
+    function: Callable[..., Any]
+    source: Source
+    written: dict[str, str]
+    assigned: set[str]
+    inputs: dict[str, str]
+    live: set[str] | None
+    block: list[ir.Statement]
+    calls_allowed = True
+
+    if TYPE_CHECKING:
+
+        def type_of(self, variable: str) -> str:
+            """See `Frontend`."""
+
+        def fresh_variable(self, type_: str) -> str:
+            """See `Frontend`."""
+
+    def values(self, node: ast.expr) -> tuple[Value, ...]:
+        """The values of an expression, several for a tuple or a function with several outputs."""
+        if isinstance(node, (ast.Tuple, ast.List)):
+            return tuple(self.value(e) for e in node.elts)
+        if isinstance(node, ast.Call):
+            return self.call(node)
+        return (self.value(node),)
+
+    def value(self, node: ast.expr) -> Value:
+        """The value of an expression."""
+        handler = getattr(self, "_of_" + type(node).__name__, None)
+        if handler is None:
+            self.source.fail(node, f"a {type(node).__name__!r} expression is not supported")
+        value: Value = handler(node)
+        return value
+
+    def integer(self, node: ast.expr, what: str) -> Value:
+        """The value of an expression that must be an int."""
+        value = self.value(node)
+        if value.type == "float":
+            self.source.fail(node, f"{what} must be an int but is a float")
+        return ir.convert(value, "int")
+
+    def condition(self, node: ast.expr) -> Value:
+        """The truth of an expression."""
+        if isinstance(node, ast.BoolOp):
+            result = self.condition(node.values[0])
+            for other in node.values[1:]:
+                name = "&&" if isinstance(node.op, ast.And) else "||"
+                result = call(name, result, self.condition(other))
+            return result
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return call("!", self.condition(node.operand))
+        return ir.convert(self.value(node), "bool")
+
+    # Atoms
+
+    def _of_Constant(self, node: ast.Constant) -> Value:
+        if not isinstance(node.value, (bool, int, float)):
+            self.source.fail(node, f"the constant {node.value!r} is not supported")
+        return self.literal(node.value, node)
+
+    def literal(self, value: bool | int | float, node: ast.AST) -> Value:
+        """A constant within the range of its Metal type."""
+        if type(value) is int and not -(2**31) <= value < 2**31:
+            self.source.fail(node, f"{value} is outside the range of a 32-bit int")
+        big = math.isfinite(value) and abs(value) >= 2.0**128 - 2.0**103
+        if isinstance(value, float) and (big or 0 < abs(value) <= 2.0**-150):
+            self.source.fail(node, f"{value} is outside the range of float")
+        return ir.constant(value)
+
+    def _of_Name(self, node: ast.Name) -> Value:
+        name = node.id
+        if name in self.inputs or name in self.assigned:
+            if self.live is not None and name not in self.live:
+                self.source.fail(node, f"{name!r} may be read before it is assigned")
+            return Value("var", self.type_of(name), (), self.written[name])
+        return self.global_constant(self.resolved(node), node)
+
+    def _of_Attribute(self, node: ast.Attribute) -> Value:
+        return self.global_constant(self.resolved(node), node)
+
+    def resolved(self, node: ast.expr) -> Any:
+        """What a global name, or an attribute of a module, is."""
+        if isinstance(node, ast.Name):
+            if node.id in self.inputs or node.id in self.assigned:
+                self.source.fail(node, f"{node.id!r} is a variable, not a function")
+            try:
+                return resolve(self.function, node.id)
+            except KeyError:
+                self.source.fail(node, f"unknown name {node.id!r}")
+        if isinstance(node, ast.Attribute):
+            base = self.resolved(node.value)
+            if is_module(base):
+                if not hasattr(base, node.attr):
+                    self.source.fail(node, f"{base.__name__} has no {node.attr!r}")
+                return getattr(base, node.attr)
+        self.source.fail(node, f"{ast.unparse(node)!r} is not supported")
+
+    def global_constant(self, value: Any, node: ast.expr) -> Value:
+        """A number from outside the function, as a literal."""
+        if type(value) not in (bool, int, float):
+            self.source.fail(
+                node,
+                f"{ast.unparse(node)!r} must be an int, a float or a bool but is of type"
+                f" {type(value).__name__}",
+                "pass arrays as inputs",
+            )
+        return self.literal(value, node)
+
+    # Operators
+
+    def _of_UnaryOp(self, node: ast.UnaryOp) -> Value:
+        if isinstance(node.op, ast.Not):
+            return self.condition(node)
+        value = self.value(node.operand)
+        if isinstance(node.op, ast.UAdd):
+            return ir.convert(value, ir.join(value.type, "int"))
+        if isinstance(node.op, ast.Invert):
+            if value.type == "float":
+                self.source.fail(node, "~ needs an int but got a float")
+            return _int("~", value)
+        if value.op == "const" and value.type != "bool":
+            return self.literal(-ir.number(value), node)
+        return call("neg", value) if value.type == "float" else _int("neg", value)
+
+    def _of_BinOp(self, node: ast.BinOp) -> Value:
+        if isinstance(node.op, ast.MatMult):
+            self.source.fail(node, "@ is not supported")
+        return self.binary(
+            _BINARY[type(node.op)], self.value(node.left), self.value(node.right), node
+        )
+
+    def binary(self, operator: str, x: Value, y: Value, node: ast.AST) -> Value:
+        """`x operator y` as Python means it."""
+        floats = "float" in (x.type, y.type)
+        if x.op == y.op == "const" and not floats and operator != "/":
+            return self.folded(operator, ir.number(x), ir.number(y), node)
+        if operator in ("<<", ">>", "&", "|", "^"):
+            if floats:
+                self.source.fail(node, f"{operator} needs ints but got a float")
+            if x.type == y.type == "bool" and operator in "&|^":
+                name = {"&": "&&", "|": "||"}.get(operator)
+                return call(name, x, y) if name else compare("!=", x, y)
+            return _int(operator, x, y)
+        if operator == "/":
+            return call("/", x, y)
+        if operator == "**":
+            whole = y.op == "const" and y.type == "int" and int(y.text) >= 0
+            if floats or not whole:
+                return call("pow", x, y)
+            return _int("**", x, y)
+        if not floats:
+            return _int(operator, x, y)
+        if operator == "//":
+            # Exact: what is left after the remainder is a multiple of y up to rounding.
+            return call("round", call("/", call("-", x, call("%", x, y)), y))
+        return call(operator, x, y)
+
+    def folded(self, operator: str, x: Any, y: Any, node: ast.AST) -> Value:
+        """An operation on two ints or bools that are known, as Python does it."""
+        try:
+            return self.literal(_FOLD[operator](x, y), node)
+        except (ArithmeticError, ValueError) as error:
+            self.source.fail(node, f"{x} {operator} {y} is not possible", str(error))
+
+    def _of_BoolOp(self, node: ast.BoolOp) -> Value:
+        values = [self.value(v) for v in node.values]
+        if all(v.type == "bool" for v in values):
+            return self.condition(node)
+        result = values[-1]
+        for v in reversed(values[:-1]):
+            truth = ir.convert(v, "bool")
+            both = (result, v) if isinstance(node.op, ast.And) else (v, result)
+            result = choose(truth, *both)
+        return result
+
+    def _of_Compare(self, node: ast.Compare) -> Value:
+        operands = [self.value(e) for e in (node.left, *node.comparators)]
+        result: Value | None = None
+        for i, op in enumerate(node.ops):
+            if type(op) not in _COMPARE:
+                self.source.fail(node, f"{type(op).__name__!r} is not supported")
+            one = compare(_COMPARE[type(op)], operands[i], operands[i + 1])
+            result = one if result is None else call("&&", result, one)
+        assert result is not None
+        return result
+
+    def _of_IfExp(self, node: ast.IfExp) -> Value:
+        return choose(self.condition(node.test), self.value(node.body), self.value(node.orelse))
+
+    # Calls
+
+    def called(self, node: ast.expr) -> tuple[str, str | None]:
+        """Which function a name is: (origin, name), or ("range", None)."""
+        target = self.resolved(node)
+        if target is range:
+            return "range", None
+        return known().get(id(target), ("", None))
+
+    def _of_Call(self, node: ast.Call) -> Value:
+        values = self.call(node)
+        if len(values) != 1:
+            self.source.fail(node, f"{len(values)} outputs cannot stand for one value")
+        return values[0]
+
+    def call(self, node: ast.Call) -> tuple[Value, ...]:
+        """The outputs of a call."""
+        from .compiler import JitFunction
+
+        target = self.resolved(node.func)
+        if isinstance(node.func, ast.Name) and node.func.id == self.source.name:
+            self.source.fail(node, "recursion is not supported")
+        for extra in (*node.keywords, *(a for a in node.args if isinstance(a, ast.Starred))):
+            self.source.fail(extra, "only positional arguments are supported")
+        if isinstance(target, JitFunction):
+            return self.jitted(target, node)
+        origin, name = known().get(id(target), ("", ""))
+        if not origin:
+            hint = "decorate it with jit" if hasattr(target, "__code__") else ""
+            self.source.fail(node, f"{ast.unparse(node.func)!r} is not supported", hint)
+        args = [self.value(a) for a in node.args]
+        if origin == "python":
+            return (self.python(name, args, node),)
+        if origin == "math":
+            return (self.math(name, args, node),)
+        return (self.table(name, args, node),)
+
+    def jitted(self, function: Any, node: ast.Call) -> tuple[Value, ...]:
+        """A call of another jitted function, as a statement before this one."""
+        if not self.calls_allowed:
+            self.source.fail(node, "a jitted function cannot be called in a 'while' condition")
+        inputs = function.inputs
+        self.arity(len(inputs), node, len(node.args))
+        arguments = []
+        for a, (name, type_) in zip(node.args, inputs.items(), strict=True):
+            value = self.value(a)
+            if ir.join(value.type, type_) != type_:
+                self.source.fail(a, f"{name!r} of {function.name} is {type_} but got {value.type}")
+            arguments.append(ir.convert(value, type_))
+        results = tuple(
+            Value("var", t, (), self.fresh_variable(t)) for t in function.outputs.values()
+        )
+        self.block.append(ir.Call(tuple(r.text for r in results), function, tuple(arguments)))
+        return results
+
+    def arity(self, wanted: int, node: ast.Call, got: int) -> None:
+        """Checks the number of arguments."""
+        if got != wanted:
+            count = f"{wanted} argument{'' if wanted == 1 else 's'}"
+            name = ast.unparse(node.func)
+            self.source.fail(node, f"{name} takes {count} but got {got}")
+
+    def python(self, name: str, args: list[Value], node: ast.Call) -> Value:
+        """A built-in function."""
+        if name in ("max", "min"):
+            if len(args) < 2:
+                self.source.fail(node, f"{name} needs two numbers or more")
+            result = args[0]
+            for other in args[1:]:
+                result = self.two(name, result, other)
+            return result
+        self.arity(2 if name == "pow" else 1, node, len(args))
+        if name in ("int", "float", "bool"):
+            return ir.convert(args[0], name)
+        if name == "pow":
+            return self.binary("**", args[0], args[1], node)
+        if name == "round":
+            value = ir.convert(args[0], ir.join(args[0].type, "int"))
+            return value if value.type == "int" else ir.convert(call("round", value), "int")
+        return self.table(name, args, node)
+
+    def math(self, name: str, args: list[Value], node: ast.Call) -> Value:
+        """A function of `math` that is not in the table as it is."""
+        if name == "log":
+            if len(args) == 2:
+                return call("/", call("log", args[0]), call("log", args[1]))
+            self.arity(1, node, len(args))
+            return call("log", args[0])
+        self.arity(1, node, len(args))
+        if args[0].type != "float":
+            return ir.convert(args[0], "int")
+        return ir.convert(call(name, args[0]), "int")
+
+    def table(self, name: str, args: list[Value], node: ast.Call) -> Value:
+        """A function of `zmlx.expr`; what has an integer form keeps ints."""
+        if name == "clip":
+            self.arity(3, node, len(args))
+            return self.two("min", self.two("max", args[0], args[1]), args[2])
+        if name in EXPANSIONS:
+            self.arity(1, node, len(args))
+            if name == "reciprocal":
+                return call("/", ir.constant(1), args[0])
+            return self.two("max", args[0], ir.constant(0))
+        self.arity(FUNCTIONS[name].arity, node, len(args))
+        if name == "?:":
+            return choose(ir.convert(args[0], "bool"), args[1], args[2])
+        if name in _COMPARE.values():
+            return compare(name, *args)
+        if name in _INTEGER and all(a.type != "float" for a in args):
+            if name == "square":
+                return _int("*", args[0], args[0])
+            if name in ("sign", "cube"):
+                return ir.convert(call(name, *args), "int")
+            return _int(name, *args)
+        return call(name, *args)
+
+    def two(self, name: str, x: Value, y: Value) -> Value:
+        """max or min of two values, of ints if both are."""
+        return _int(name, x, y) if "float" not in (x.type, y.type) else call(name, x, y)

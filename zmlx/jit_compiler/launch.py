@@ -1,0 +1,124 @@
+"""The launch of a jitted function on arrays: one elementwise kernel, and one for its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from ..arguments import BOOLEAN, FLOATING
+from ..autograd import (
+    BroadcastFunction,
+    each_kind,
+    elementwise_pattern,
+    gradient_dtypes,
+    reduced,
+)
+from ..codegen import Let, Operand, Output
+from ..pattern import DtypeRule, PatternKernel
+from ..transforms import Arrays, Reference
+from . import emit
+
+if TYPE_CHECKING:
+    from .compiler import JitFunction
+
+_DTYPES = {"float": FLOATING, "int": (mx.int32,), "bool": BOOLEAN}
+_RESULTS = {"int": mx.int32, "bool": mx.bool_}
+
+
+class Launch(BroadcastFunction):
+    """A jitted function as kernels, by the kinds of its operands."""
+
+    def __init__(self, function: JitFunction) -> None:
+        super().__init__(function.name, {n: _DTYPES[t] for n, t in function.inputs.items()})
+        self.function = function
+
+    def _build(self, kinds: tuple[str, ...]) -> PatternKernel:
+        function, each = self.function, each_kind(kinds)
+        operands = tuple(
+            Operand(n, k, t) for (n, t), k in zip(function.inputs.items(), kinds, strict=True)
+        )
+        floats = [n for n, t in function.inputs.items() if t == "float"]
+        float_outputs = [y for y, t in function.outputs.items() if t == "float"]
+        rule: DtypeRule = tuple(floats) if floats else mx.float32
+
+        def vjp(
+            primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Sequence[int]
+        ) -> list[mx.array | None]:
+            types = function.outputs.values()
+            some = [c for c, t in zip(cotangents, types, strict=True) if t == "float"]
+            gradients = backward(*primals, *some)
+            found = iter((gradients,) if len(floats) == 1 else gradients)
+            return [
+                reduced(next(found), p, k) if n in floats else None
+                for n, p, k in zip(function.inputs, primals, kinds, strict=True)
+            ]
+
+        if floats and float_outputs:
+            result, fields = _result(function.derivative, function)
+            backward = PatternKernel(
+                f"{function.name}/gradient",
+                elementwise_pattern(
+                    operands + tuple(Operand(f"d{y}", each) for y in float_outputs),
+                    tuple(
+                        Output(
+                            f"d_{x}",
+                            " + ".join(f"d{y} * {fields[f'{y}_d_{x}']}" for y in float_outputs),
+                            each,
+                        )
+                        for x in floats
+                    ),
+                    (result,),
+                ),
+                gradient_dtypes(
+                    floats, [k for n, k in zip(function.inputs, kinds, strict=True) if n in floats]
+                ),
+                header=function.derivative.header,
+                reference=self._gradient_reference(floats, float_outputs),
+            )
+        result, fields = _result(function.value, function)
+        return PatternKernel(
+            function.name,
+            elementwise_pattern(
+                operands, tuple(Output(y, fields[y], each) for y in function.outputs), (result,)
+            ),
+            tuple(_RESULTS.get(t, rule) for t in function.outputs.values()),
+            header=function.value.header,
+            reference=function.trace_reference,
+            vjp=vjp if floats and float_outputs else None,
+        )
+
+    def _gradient_reference(self, floats: list[str], float_outputs: list[str]) -> Reference:
+        function = self.function
+        names = list(function.inputs)
+        which = [names.index(n) for n in floats]
+        kept = [i for i, y in enumerate(function.outputs) if y in float_outputs]
+
+        def reference(*arrays: mx.array) -> tuple[mx.array, ...]:
+            primals, cotangents = list(arrays[: len(names)]), arrays[len(names) :]
+            shape = cotangents[0].shape
+
+            def of(*some: mx.array) -> list[mx.array]:
+                full = list(primals)
+                for i, x in zip(which, some, strict=True):
+                    full[i] = x
+                outputs = function.trace_reference(*full)
+                return [mx.broadcast_to(outputs[i], shape) for i in kept]
+
+            # Broadcast first, so that a gradient is one per element, as the kernel's is.
+            points = [mx.broadcast_to(primals[i], shape) for i in which]
+            return tuple(mx.vjp(of, points, list(cotangents))[1])
+
+        return reference
+
+
+def _result(text: emit.Text, function: JitFunction) -> tuple[Let, dict[str, str]]:
+    """The let that calls the function, and the expression of each of its results."""
+    name = "result"
+    while name in function.inputs:
+        name += "_"
+    let = Let(name, f"{text.call}({', '.join(function.inputs)})", text.type)
+    if len(text.results) == 1:
+        return let, {next(iter(text.results)): name}
+    return let, {field: f"{name}.{field}" for field in text.results}

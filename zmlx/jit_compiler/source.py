@@ -1,0 +1,45 @@
+"""The text of a Python function, and errors that show its lines."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+
+class Source:
+    """The text of a function, for errors."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.name = function.__name__
+        try:
+            lines, self.first = inspect.getsourcelines(function)
+        except (OSError, TypeError):
+            raise ValueError(
+                f"[jit] the source of {self.name!r} must be in a file (or a notebook cell), because"
+                " it is compiled from its text."
+            ) from None
+        self.file = inspect.getsourcefile(function) or "?"
+        self.lines = "".join(lines).expandtabs().splitlines()
+        dedented = textwrap.dedent("\n".join(self.lines))
+        self.indent = len(self.lines[0]) - len(dedented.splitlines()[0])
+        try:
+            tree = ast.parse(dedented).body[0]
+        except SyntaxError:
+            tree = ast.Pass()
+        if not isinstance(tree, ast.FunctionDef):
+            raise ValueError(f"[jit] {self.name!r} must be a plain `def` but is something else.")
+        self.tree = tree
+
+    def fail(self, node: ast.AST, what: str, hint: str = "") -> NoReturn:
+        """Raises the error `what` at `node`, with a remedy."""
+        line = getattr(node, "lineno", self.tree.lineno)
+        column = getattr(node, "col_offset", self.tree.col_offset) + self.indent
+        text = self.lines[line - 1]
+        raise ValueError(
+            f"[jit] {what} at {self.file}, line {self.first + line - 1}, column {column + 1}"
+            f"{': ' + hint if hint else ''}.\n"
+            f"  {text}\n  {' ' * column}^"
+        )

@@ -1,0 +1,327 @@
+"""softmax of scaled and masked scores, without an array of the masked scores.
+
+    y = softmax(scale · x + mask)                          additive mask
+    y = softmax(mask ? scale · x : -inf)                   mask of what to keep
+
+Bytes: the forward reads x and the mask and writes y; the backward reads y and dy and writes dx. A
+mask is read in the shape that it has: each row of x finds its row of the mask through an index of
+4 bytes. The gradient of an additive mask comes with dx: at the mask's own shape or as a sum over
+all rows in the same launch, else through a float32 array of x's shape that is then summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from math import prod
+from typing import Any
+
+import mlx.core as mx
+
+from ..arguments import BOOLEAN, FLOATING, Argument, check_array, check_number
+from ..autograd import sum_chunks
+from ..codegen import Let, Operand, Output, Pass, Reduce, Rowwise
+from ..launch import LONGEST_KEPT_ROW, settings
+from ..metal import scalar
+from ..pattern import PatternKernel
+from ..registry import ROWS, Case, Op, Option, register
+from ..targets import cpu
+from ..transforms import Arrays, Rule
+
+
+def masked_softmax_reference(
+    x: mx.array,
+    mask: mx.array | None = None,
+    *,
+    scale: float = 1.0,
+    causal: bool = False,
+    offset: int | mx.array | None = None,
+    xp: Any = mx,
+) -> Any:
+    """masked_softmax in plain MLX."""
+    z = scale * x
+    if mask is not None:
+        z = xp.where(mask, z, -xp.inf) if mask.dtype in (mx.bool_, bool) else z + mask
+    if causal:
+        # Positions and lengths from the elements, which a shapeless compile may change.
+        ones = xp.ones_like(xp.stop_gradient(x))
+        key = xp.cumsum(ones, axis=-1)
+        last = xp.sum(ones, axis=-1, keepdims=True) + (0 if offset is None else offset)
+        if x.ndim > 1:
+            last = last + xp.cumsum(ones, axis=-2) - xp.sum(ones, axis=-2, keepdims=True)
+        z = xp.where(key <= last, z, -xp.inf)
+    e = xp.exp(z - xp.max(z, axis=-1, keepdims=True))
+    return e / xp.sum(e, axis=-1, keepdims=True)
+
+
+# ---- kernels ------------------------------------------------------------------------------------
+
+#: How the mask lies to x: not there, the same shape, one row for all, one row for some.
+_NONE, _SAME, _COLUMN, _SHARED = "none", "same", "column", "shared"
+
+_X = Argument("x")
+_MASK = Argument("mask", "(*, D)", FLOATING + BOOLEAN, optional=True)
+_SCALE = Operand("scale", "scalar")
+
+
+@dataclass(frozen=True)
+class _Masking:
+    """How the mask lies, whether it is of what to keep or added, and whether scores are causal."""
+
+    lies: str
+    keeps: bool
+    causal: bool
+
+    @property
+    def mask(self) -> tuple[Operand, ...]:
+        """The mask and the index of its rows."""
+        if self.lies == _NONE:
+            return ()
+        if self.lies == _SHARED:
+            rows = Operand("mask_row", "per_row", "int")
+            return Operand("mask", "row", index="mask_row"), rows
+        return (Operand("mask", "column" if self.lies == _COLUMN else "row"),)
+
+    @property
+    def positions(self) -> tuple[Operand, ...]:
+        """The query of each row, and the key that query 0 sees last."""
+        if not self.causal:
+            return ()
+        return Operand("query", "per_row", "int"), Operand("shift", "scalar", "int")
+
+    @property
+    def before(self) -> tuple[Let, ...]:
+        """What is known of a row."""
+        return (Let("last", "query + shift", "int"),) if self.causal else ()
+
+    def choose(self, name: str, value: str, otherwise: str) -> tuple[Let, ...]:
+        """`name` = `value` where the score is kept, else `otherwise`."""
+        conditions = ["key <= last"] * self.causal + ["mask != 0.0f"] * self.keeps
+        if not conditions:
+            return (Let(name, value),)
+        key = (Let("key", "j", "int"),) * self.causal
+        return (*key, Let(name, f"{' && '.join(conditions)} ? {value} : {otherwise}"))
+
+
+@cache
+def _backward(masking: _Masking, dmask: str) -> PatternKernel:
+    """dx, and the gradient of an added mask that lies as `dmask` says. What a condition drops has
+    the gradient 0 even in a row that is NaN, so that such a row does not poison a sum over rows."""
+    outputs = [Output("dx", "dz * scale")]
+    if dmask != _NONE:
+        outputs.append(Output("dmask", "dz", "column" if dmask == _COLUMN else "row"))
+    return PatternKernel(
+        "masked_softmax/dx" if dmask == _NONE else f"masked_softmax/dx_dmask_{dmask}",
+        Rowwise(
+            inputs=(
+                *(Operand("y"), Operand("dy"), _SCALE),
+                *(masking.mask if masking.keeps else ()),
+                *masking.positions,
+            ),
+            before=masking.before,
+            lets=masking.choose("dz", "y * (dy - dot)", "0.0f"),
+            passes=(Pass((Reduce("dot", "sum", "y * dy"),)),),
+            outputs=tuple(outputs),
+        ),
+        (("y",), ("y",) if dmask == _SAME else mx.float32)[: len(outputs)],
+    )
+
+
+def _summed(dz: mx.array, mask: mx.array) -> mx.array:
+    """The gradient of a mask that was broadcast."""
+    shape = (1,) * (dz.ndim - mask.ndim) + tuple(mask.shape)
+    axes = [a for a, n in enumerate(shape) if n == 1]
+    return dz.sum(axis=axes).reshape(mask.shape).astype(mask.dtype)
+
+
+def _rule(masking: _Masking) -> Rule:
+    """The vjp: primals are x, scale, what `mask` names, what `positions` names."""
+    after = 2 + len(masking.mask)
+
+    def vjp(
+        primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Sequence[int]
+    ) -> list[mx.array | None]:
+        x, scale = primals[:2]
+        inputs = (outputs[0], cotangents[0], scale, *primals[2 if masking.keeps else after :])
+        found: list[mx.array | None] = [None] * len(primals)
+        if masking.keeps or masking.lies == _NONE or 2 not in wanted:
+            found[0] = _backward(masking, _NONE)(*inputs).astype(x.dtype)
+            return found
+        mask, lies = primals[2], masking.lies
+        if lies == _COLUMN and x.shape[-1] > LONGEST_KEPT_ROW:
+            lies = _SHARED
+        dx, dmask = _backward(masking, lies)(*inputs)
+        if lies == _COLUMN:
+            dmask = sum_chunks(dmask, mask)
+        elif lies == _SHARED:
+            dmask = _summed(dmask, mask)
+        found[0], found[2] = dx.astype(x.dtype), dmask.astype(mask.dtype)
+        return found
+
+    return vjp
+
+
+@cache
+def _forward(masking: _Masking) -> PatternKernel:
+    """y; a row that fits keeps its scores."""
+    inputs = (Operand("x"), _SCALE, *masking.mask, *masking.positions)
+    added = masking.lies != _NONE and not masking.keeps
+    lets = masking.choose("z", "scale * x + mask" if added else "scale * x", "-INFINITY")
+    dtypes = (("x", "mask") if added else ("x",),)
+    rule = _rule(masking)
+    # An infinite maximum makes the whole row NaN, as in MLX.
+    weight = Let("weight", "isinf(largest) ? NAN : 1.0f / total")
+    long = Rowwise(
+        inputs=inputs,
+        before=masking.before,
+        lets=lets,
+        passes=(Pass((Reduce("total", "sum_exp", "z", peak="largest"),), (weight,)),),
+        outputs=(Output("y", "exp(z - largest) * weight"),),
+    )
+    kept = Rowwise(
+        inputs=inputs,
+        before=masking.before,
+        lets=(*lets, Let("e", "exp(z - largest)")),
+        passes=(
+            Pass((Reduce("largest", "max", "z"),)),
+            Pass((Reduce("total", "sum", "e"),), (Let("weight", "1.0f / total"),)),
+        ),
+        outputs=(Output("y", "e * weight"),),
+        keep=("z", "e"),
+    )
+    return PatternKernel(
+        "masked_softmax",
+        kept,
+        dtypes,
+        arguments=(_X,),
+        vjp=rule,
+        long=PatternKernel("masked_softmax/long", long, dtypes, vjp=rule),
+    )
+
+
+@lru_cache(maxsize=64)
+def _rows_of(lead: tuple[int, ...], own: tuple[int, ...]) -> mx.array:
+    """For every row of an array with the leading axes `lead`, the row of an array with the leading
+    axes `own`, which broadcast to them."""
+    rows = mx.arange(prod(own), dtype=mx.int32).reshape(own)
+    rows = mx.contiguous(mx.broadcast_to(rows, lead))
+    mx.eval(rows)
+    return rows
+
+
+# ---- op -----------------------------------------------------------------------------------------
+
+
+def _check(x: mx.array, mask: mx.array | None, causal: bool, offset: Any) -> None:
+    op = "masked_softmax"
+    check_array(op, "x", x)
+    if x.ndim < 1:
+        raise ValueError(f"[{op}] 'x' must have shape (*, D) but got {tuple(x.shape)}.")
+    if mask is not None:
+        check_array(op, "mask", mask, FLOATING + BOOLEAN)
+        shape = tuple(mask.shape)
+        own = (1,) * (x.ndim - len(shape)) + shape
+        if len(own) > x.ndim or any(n not in (1, m) for n, m in zip(own, x.shape, strict=True)):
+            raise ValueError(f"[{op}] 'mask' must broadcast to {tuple(x.shape)} but got {shape}.")
+    if not isinstance(causal, bool):
+        raise TypeError(f"[{op}] 'causal' must be True or False but got {type(causal).__name__}.")
+    if offset is None:
+        return
+    if not causal:
+        raise ValueError(f"[{op}] 'offset' must be None unless causal=True but got {offset}.")
+    if isinstance(offset, mx.array):
+        check_array(op, "offset", offset, (mx.int32,))
+        if offset.ndim:
+            raise ValueError(f"[{op}] 'offset' must have shape () but got {tuple(offset.shape)}.")
+    elif not isinstance(offset, int) or isinstance(offset, bool):
+        raise TypeError(f"[{op}] 'offset' must be an integer but got {type(offset).__name__}.")
+
+
+def masked_softmax(
+    x: mx.array,
+    mask: mx.array | None = None,
+    *,
+    scale: float = 1.0,
+    causal: bool = False,
+    offset: int | mx.array | None = None,
+) -> mx.array:
+    """The softmax over the last axis of scaled and masked scores.
+
+        y = softmax(scale · x + mask), or softmax(mask ? scale · x : -inf) for a bool mask
+
+    Args:
+        x: (*, L, S) or (S,) in float32, float16 or bfloat16; computed in float32.
+        mask: broadcasts to x: bool (True keeps the score) or floating (added). It is read where it
+            lies; only a mask of one column, (*, L, 1), is first copied to whole rows.
+        scale: a number; a new value compiles nothing.
+        causal: query i keeps key j only if j ≤ i + S - L + offset, as in
+            `mx.fast.scaled_dot_product_attention` for offset 0; for x of one axis, L = 1.
+        offset: an integer or a 0-d int32 array. Default: 0.
+
+    Returns:
+        An array of x's shape, in the dtype of `scale * x + mask`. A row without any score left is
+        NaN, as `mx.softmax(mx.where(mask, scale * x, -mx.inf))` is, but the scores dropped there
+        have the gradient 0, where MLX's is NaN. An added mask of a large finite number and not -inf
+        keeps such a row finite. Gradients for x and for an added mask, summed over the axes that it
+        was broadcast over.
+    """
+    _check(x, mask, causal, offset)
+    factor = scalar(check_number("masked_softmax", "scale", scale))
+    some = (x,) if mask is None else (x, mask)
+    if settings().target == "reference" or cpu.maybe_tracing(some) == cpu.DYNAMIC:
+        dtype = x.dtype if mask is None or mask.dtype == mx.bool_ else mx.result_type(*some)
+        masks = mask if mask is None or mask.dtype == mx.bool_ else mask.astype(mx.float32)
+        y = masked_softmax_reference(
+            x.astype(mx.float32), masks, scale=scale, causal=causal, offset=offset
+        )
+        return y.astype(dtype)  # type: ignore[no-any-return]
+    lead, d = tuple(x.shape[:-1]), x.shape[-1]
+    inputs: list[Any] = [x, factor]
+    lies, keeps = _NONE, mask is not None and mask.dtype == mx.bool_
+    if mask is not None:
+        if mask.shape[-1:] != (d,):
+            mask = mx.broadcast_to(mask, (*mask.shape[:-1], d))
+        own = (1,) * (x.ndim - mask.ndim) + tuple(mask.shape[:-1])
+        if own == lead:
+            lies, mask = _SAME, mask.reshape(x.shape)
+        elif prod(own) == 1:
+            lies, mask = _COLUMN, mask.reshape(d)
+        else:
+            lies = _SHARED
+        # A loop over bool does not vectorise.
+        inputs.append(mask.view(mx.uint8) if keeps else mask)
+        if lies == _SHARED:
+            inputs.append(_rows_of(lead, own))
+    if causal:
+        queries = lead[-1] if lead else 1
+        inputs.append(_rows_of(lead, (1,) * (len(lead) - 1) + lead[-1:]))
+        start = d - queries
+        inputs.append(scalar(start if offset is None else offset + start))
+    return _forward(_Masking(lies, keeps, causal))(*inputs)  # type: ignore[no-any-return]
+
+
+register(
+    Op(
+        name="masked_softmax",
+        family="softmax",
+        summary="softmax of scaled and masked scores",
+        formula="softmax(scale · x + mask), with -inf for scores that a bool mask or causal drops",
+        function=masked_softmax,
+        reference=masked_softmax_reference,
+        arguments=(_X, _MASK),
+        options=(
+            Option("scale", 1.0, (0.125, -2)),
+            Option("causal", False, (True,), passed="text"),
+            Option("offset", None),
+        ),
+        cases=(
+            *ROWS,
+            Case((2, 3, 4), {"D": 9}, "causal, more keys than queries", {"causal": True}),
+            Case((2, 7), {"D": 4}, "causal, queries without a key: NaN", {"causal": True}),
+            Case((7,), {"D": 4}, "causal, offset", {"causal": True, "offset": 4, "scale": 0.5}),
+        ),
+        reads_backward=("output",),
+        torch="F.softmax(x * scale + mask, -1)",
+    )
+)

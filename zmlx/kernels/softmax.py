@@ -1,0 +1,308 @@
+"""The softmax family.
+
+    softmax        y = exp(x - max x) / Σ exp(x - max x)
+    logsumexp      y = log Σ exp(x)
+    log_softmax    y = x - log Σ exp(x)
+
+Bytes: the forward reads x and writes y, where y of logsumexp is one value per row. Maximum and sum
+come from one walk over x, which rescales the sum whenever the maximum grows (Milakov & Gimelshein
+2018, arXiv:1805.02867), and a second walk writes y. Only softmax of a row that fits in registers
+takes a walk for each, over what it kept of x, and keeps the exponentials for y. The backward of
+softmax reads y and dy and writes dx; that of the others reads x, dy and one float32 per row that
+the forward keeps, the log-sum-exp, because in half precision y itself is too coarse to take exp(y)
+of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from ..arguments import Argument, check_array, check_axis
+from ..codegen import Let, Operand, Output, Pass, Reduce, Rowwise
+from ..pattern import PatternKernel
+from ..registry import Op, Option, register
+from ..transforms import Arrays
+
+Axes = int | Sequence[int] | None
+
+
+def softmax_reference(x: mx.array, axis: int = -1, *, xp: Any = mx) -> Any:
+    """softmax in plain MLX."""
+    e = xp.exp(x - xp.max(x, axis=axis, keepdims=True))
+    return e / xp.sum(e, axis=axis, keepdims=True)
+
+
+def logsumexp_reference(
+    x: mx.array, axis: Axes = -1, keepdims: bool = False, *, xp: Any = mx
+) -> Any:
+    """logsumexp in plain MLX."""
+    return xp.logsumexp(x, axis=axis, keepdims=keepdims)
+
+
+def log_softmax_reference(x: mx.array, axis: int = -1, *, xp: Any = mx) -> Any:
+    """log_softmax in plain MLX."""
+    return x - xp.logsumexp(x, axis=axis, keepdims=True)
+
+
+# ---- kernels ------------------------------------------------------------------------------------
+
+_X, _Y, _DY = Operand("x"), Operand("y"), Operand("dy")
+_LSE = Operand("lse", "per_row")
+_ARGUMENTS = (Argument("x"),)
+
+#: Maximum and sum in one walk.
+_ONE_WALK = Reduce("total", "sum_exp", "x", peak="largest")
+
+_DX = PatternKernel(
+    "softmax/dx",
+    Rowwise(
+        inputs=(_Y, _DY),
+        passes=(Pass((Reduce("dot", "sum", "y * dy"),)),),
+        outputs=(Output("dx", "y * (dy - dot)"),),
+    ),
+    (("y",),),
+)
+
+
+def _softmax_vjp(
+    primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Sequence[int]
+) -> tuple[mx.array]:
+    return (_DX(outputs[0], cotangents[0]),)
+
+
+_SOFTMAX = PatternKernel(
+    "softmax",
+    Rowwise(
+        inputs=(_X,),
+        lets=(Let("e", "exp(x - largest)"),),
+        passes=(
+            Pass((Reduce("largest", "max", "x"),)),
+            Pass((Reduce("total", "sum", "e"),), (Let("scale", "1.0f / total"),)),
+        ),
+        outputs=(Output("y", "e * scale"),),
+        keep=("x", "e"),
+    ),
+    (("x",),),
+    arguments=_ARGUMENTS,
+    vjp=_softmax_vjp,
+    long=PatternKernel(
+        "softmax/long",
+        Rowwise(
+            inputs=(_X,),
+            # An infinite maximum makes the whole row NaN, as in MLX.
+            passes=(Pass((_ONE_WALK,), (Let("scale", "isinf(largest) ? NAN : 1.0f / total"),)),),
+            outputs=(Output("y", "exp(x - largest) * scale"),),
+        ),
+        (("x",),),
+        vjp=_softmax_vjp,
+    ),
+)
+
+_DX_OF_LOGSUMEXP = PatternKernel(
+    "logsumexp/dx",
+    Rowwise(
+        inputs=(_X, _LSE, Operand("dy", "per_row"), Operand("dlse", "per_row")),
+        before=(Let("g", "dy + dlse"),),
+        outputs=(Output("dx", "g * exp(x - lse)"),),
+    ),
+    (("x",),),
+)
+
+
+def _logsumexp_vjp(
+    primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Sequence[int]
+) -> tuple[mx.array]:
+    return (_DX_OF_LOGSUMEXP(primals[0], outputs[1], *cotangents),)
+
+
+_LSE_PASS = Pass((_ONE_WALK,), (Let("lse", "largest + log(total)"),))
+
+
+def _with_lse(pattern: Rowwise) -> Rowwise:
+    """The pattern that also stores the log-sum-exp."""
+    stored = Output("kept_lse", "lse", "per_row")
+    return Rowwise(pattern.inputs, (*pattern.outputs, stored), pattern.passes)
+
+
+_OF_LOGSUMEXP = Rowwise((_X,), (Output("y", "lse", "per_row"),), (_LSE_PASS,))
+_LOGSUMEXP = PatternKernel(
+    "logsumexp",
+    _OF_LOGSUMEXP,
+    (("x",),),
+    arguments=_ARGUMENTS,
+    training=PatternKernel(
+        "logsumexp/training",
+        _with_lse(_OF_LOGSUMEXP),
+        (("x",), mx.float32),
+        vjp=_logsumexp_vjp,
+    ),
+)
+
+
+_DX_OF_LOG_SOFTMAX = PatternKernel(
+    "log_softmax/dx",
+    Rowwise(
+        inputs=(_X, _LSE, _DY, Operand("dlse", "per_row")),
+        passes=(Pass((Reduce("total", "sum", "dy"),), (Let("g", "dlse - total"),)),),
+        outputs=(Output("dx", "dy + g * exp(x - lse)"),),
+    ),
+    (("x",),),
+)
+
+
+def _log_softmax_vjp(
+    primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Sequence[int]
+) -> tuple[mx.array]:
+    return (_DX_OF_LOG_SOFTMAX(primals[0], outputs[1], *cotangents),)
+
+
+# x - largest is exact where it matters, x - lse is not.
+_OF_LOG_SOFTMAX = Rowwise(
+    inputs=(_X,),
+    passes=(Pass((_ONE_WALK,), (Let("rest", "log(total)"), Let("lse", "largest + rest"))),),
+    outputs=(Output("y", "(x - largest) - rest"),),
+)
+_LOG_SOFTMAX = PatternKernel(
+    "log_softmax",
+    _OF_LOG_SOFTMAX,
+    (("x",),),
+    arguments=_ARGUMENTS,
+    training=PatternKernel(
+        "log_softmax/training",
+        _with_lse(_OF_LOG_SOFTMAX),
+        (("x",), mx.float32),
+        vjp=_log_softmax_vjp,
+    ),
+)
+
+
+# ---- ops ----------------------------------------------------------------------------------------
+
+
+def over_axis(kernel: PatternKernel, x: mx.array, axis: int) -> mx.array:
+    """A kernel of the last axis over another axis."""
+    if axis != -1:
+        axis = check_axis(kernel.name, x, axis)
+        if axis != x.ndim - 1:
+            return kernel(x.swapaxes(axis, -1)).swapaxes(axis, -1)  # type: ignore[no-any-return]
+    return kernel(x)  # type: ignore[no-any-return]
+
+
+def softmax(x: mx.array, axis: int = -1) -> mx.array:
+    """The softmax over one axis, as `mx.softmax` with `precise=True`.
+
+        y = exp(x - max x) / Σ exp(x - max x)
+
+    Args:
+        x: at least one axis, in float32, float16 or bfloat16; computed in float32.
+        axis: the axis that sums to one. Another than the last is copied to the end first.
+
+    Returns:
+        An array of x's shape and dtype. A row of -inf, or one with inf or NaN, gives NaN, as in
+        MLX. Gradient for x.
+    """
+    return over_axis(_SOFTMAX, x, axis)
+
+
+def log_softmax(x: mx.array, axis: int = -1) -> mx.array:
+    """The logarithm of the softmax over one axis, as `mlx.nn.log_softmax`.
+
+        y = x - log Σ exp(x)
+
+    Args:
+        x: at least one axis, in float32, float16 or bfloat16; computed in float32.
+        axis: the axis whose exponentials sum to one. Another than the last is copied to the end.
+
+    Returns:
+        An array of x's shape and dtype; -inf where x is -inf, and NaN for a row of -inf, as in MLX.
+        Gradient for x.
+    """
+    return over_axis(_LOG_SOFTMAX, x, axis)
+
+
+def logsumexp(x: mx.array, axis: Axes = -1, keepdims: bool = False) -> mx.array:
+    """The logarithm of the sum of exponentials over one or several axes, as `mx.logsumexp`.
+
+        y = log Σ exp(x)
+
+    Args:
+        x: at least one axis, in float32, float16 or bfloat16; computed in float32.
+        axis: the axes to sum over, or None for all. Axes that are not the last are copied to the
+            end first.
+        keepdims: keep the axes that were summed over, with size 1.
+
+    Returns:
+        An array of x's dtype; -inf for a row of -inf or of no elements, inf for a row with inf.
+        Gradient for x.
+    """
+    if axis == -1 and not keepdims:
+        return _LOGSUMEXP(x)  # type: ignore[no-any-return]
+    check_array("logsumexp", "x", x)
+    given = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
+    axes = sorted(check_axis("logsumexp", x, a) for a in given)
+    if len(set(axes)) != len(axes) or not axes:
+        raise ValueError(f"[logsumexp] 'axis' must name different axes but got {axis}.")
+    others = [a for a in range(x.ndim) if a not in axes]
+    lead = len(others)
+    if [*others, *axes] != list(range(x.ndim)):
+        x = x.transpose(*others, *axes)
+    y = _LOGSUMEXP(x.flatten(lead) if len(axes) > 1 else x)
+    return mx.expand_dims(y, axes) if keepdims else y
+
+
+_AXIS = Option("axis", -1, (0,), passed="text")
+
+register(
+    Op(
+        name="softmax",
+        family="softmax",
+        summary="softmax over one axis",
+        formula="exp(x - max x) / Σ exp(x - max x)",
+        function=softmax,
+        reference=softmax_reference,
+        arguments=_ARGUMENTS,
+        options=(_AXIS,),
+        baseline=lambda x, axis=-1: mx.softmax(x, axis=axis, precise=True),
+        paper="Milakov & Gimelshein 2018, arXiv:1805.02867",
+        reads_backward=("output",),
+        torch="F.softmax(x, axis)",
+    )
+)
+register(
+    Op(
+        name="log_softmax",
+        family="softmax",
+        summary="logarithm of the softmax over one axis",
+        formula="x - log Σ exp(x)",
+        function=log_softmax,
+        reference=log_softmax_reference,
+        arguments=_ARGUMENTS,
+        options=(_AXIS,),
+        reads_backward=("x",),
+        statistics=1,
+        torch="F.log_softmax(x, axis)",
+    )
+)
+register(
+    Op(
+        name="logsumexp",
+        family="softmax",
+        summary="logarithm of the sum of exponentials",
+        formula="log Σ exp(x)",
+        function=logsumexp,
+        reference=logsumexp_reference,
+        arguments=_ARGUMENTS,
+        options=(
+            Option("axis", -1, (0, (0, 1), None), passed="text"),
+            Option("keepdims", False, (True,), passed="text"),
+        ),
+        outputs=("(*)",),
+        baseline=mx.logsumexp,
+        reads_backward=("x",),
+        statistics=1,
+        torch="torch.logsumexp(x, axis)",
+    )
+)

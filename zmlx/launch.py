@@ -1,0 +1,205 @@
+"""Where a kernel runs, and in which geometry.
+
+The target follows MLX's default device unless `ZMLX_TARGET` or `with zmlx.target(...)` says
+otherwise. The geometry follows the target: 32-lane simdgroups on the GPUs, one thread per group on
+the CPU, where the same strided loop becomes a contiguous one that vectorises. Tests run the GPU
+geometry on the CPU with `with geometry("gpu"):`, and single constants with
+`with geometry("gpu", TPR=33):`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+
+import mlx.core as mx
+
+TARGETS = ("metal", "cuda", "cpu", "reference")
+
+#: Rows longer than this do not stay in registers (GPU) or on the stack (CPU).
+LONGEST_KEPT_ROW = 32768
+
+_GPU_GROUP = 256
+_GPU_VECTOR = 4
+_CPU_ELEMENTS = 2048
+_CPU_ACCUMULATORS = 32
+_CPU_COLUMNS = 4096
+_COLUMN_CHUNKS = 64
+
+
+class Settings:
+    """What `target` and `geometry` chose. Equal settings are the same object, so that a kernel can
+    key its launches on it."""
+
+    __slots__ = ("target", "geometry", "constants")
+
+    def __init__(
+        self, target: str | None, geometry: str | None, constants: tuple[tuple[str, int], ...]
+    ) -> None:
+        self.target = target
+        self.geometry = geometry
+        self.constants = constants
+
+
+_interned = lru_cache(maxsize=None)(Settings)
+
+
+def _environment_target() -> str | None:
+    name = os.environ.get("ZMLX_TARGET") or None
+    if name is not None and name not in TARGETS:
+        raise ValueError(
+            f"[zmlx] 'ZMLX_TARGET' must be one of {', '.join(TARGETS)} but got {name}."
+        )
+    return name
+
+
+_default = _interned(_environment_target(), None, ())
+_chosen: ContextVar[Settings] = ContextVar("zmlx_settings", default=_default)
+
+_BY_DEVICE = {name: _interned(name, None, ()) for name in TARGETS}
+
+
+@lru_cache(maxsize=1)
+def gpu_target() -> str | None:
+    """ "metal" or "cuda" where MLX has that back end and a device, else None."""
+    if mx.metal.is_available():
+        return "metal"
+    if hasattr(mx, "cuda") and mx.cuda.is_available():
+        return "cuda"
+    return None
+
+
+def settings() -> Settings:
+    """The settings in force, with the target resolved."""
+    chosen = _chosen.get()
+    if chosen.target is not None:
+        return chosen
+    gpu = gpu_target()
+    name = gpu if gpu is not None and mx.default_device() == mx.gpu else "cpu"
+    if chosen is _default:
+        return _BY_DEVICE[name]
+    return _interned(name, chosen.geometry, chosen.constants)
+
+
+@contextmanager
+def target(name: str) -> Iterator[None]:
+    """Runs the kernels launched inside on target `name`: "metal", "cuda", "cpu" or "reference"
+    (plain MLX, which every transform can take)."""
+    if name not in TARGETS:
+        raise ValueError(f"[target] 'name' must be one of {', '.join(TARGETS)} but got {name!r}.")
+    now = _chosen.get()
+    token = _chosen.set(_interned(name, now.geometry, now.constants))
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+@contextmanager
+def geometry(kind: str, **constants: int) -> Iterator[None]:
+    """Launches with the geometry of a "gpu" or a "cpu" on any target, for tests; `constants` fix
+    single template constants (N, TPR, RPG, U)."""
+    if kind not in ("gpu", "cpu"):
+        raise ValueError(f"[geometry] 'kind' must be 'gpu' or 'cpu' but got {kind!r}.")
+    now = _chosen.get()
+    token = _chosen.set(_interned(now.target, kind, tuple(sorted(constants.items()))))
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Template constants, grid in threads and threadgroup of one launch."""
+
+    template: tuple[tuple[str, int], ...]
+    grid: tuple[int, int, int]
+    threadgroup: tuple[int, int, int]
+
+
+def _power_of_two(n: int) -> int:
+    """The least power of two that is at least n."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def _is_cpu(chosen: Settings) -> bool:
+    return (chosen.geometry or chosen.target) == "cpu"
+
+
+def _pick(chosen: Settings, **defaults: int) -> dict[str, int]:
+    for name, value in chosen.constants:
+        if name in defaults:
+            defaults[name] = value
+    return defaults
+
+
+def elementwise(chosen: Settings, size: int, *, least: int = 1) -> Geometry:
+    """One thread per N elements, a multiple of `least`."""
+    n = _CPU_ELEMENTS if _is_cpu(chosen) else _GPU_VECTOR
+    while -(-size // n) >= 2**31:
+        n *= 2
+    c = _pick(chosen, N=n)
+    c["N"] = -(-c["N"] // least) * least
+    threads = -(-size // c["N"])
+    group = 1 if _is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
+    return Geometry((("N", c["N"]),), (threads, 1, 1), (group, 1, 1))
+
+
+def _groups(count: int) -> tuple[int, int]:
+    """`count` groups as x·y, where x alone would make the grid overflow 31 bits."""
+    x = min(count, 1 << 20)
+    return x, -(-count // x) if x else 0
+
+
+def rowwise(chosen: Settings, rows: int, d: int, *, capped: bool, least: int = 1) -> Geometry:
+    """TPR·RPG threads for RPG rows of d elements; U is at least `least`."""
+    if _is_cpu(chosen):
+        # With random numbers, 16 counters of four, which fill two of the widest registers.
+        most = _CPU_ACCUMULATORS if least == 1 else 2 * _CPU_ACCUMULATORS
+        u = min(most, _power_of_two((d + 2) // 2))
+        c = _pick(chosen, TPR=1, RPG=1, U=u)
+    else:
+        tpr = min(_power_of_two(-(-d // _GPU_VECTOR)), 32)
+        if d > 32 * _GPU_VECTOR:
+            tpr = min(1024, -(-d // (32 * _GPU_VECTOR)) * 32)
+            if not capped:
+                tpr = min(tpr, _GPU_GROUP)
+        c = _pick(chosen, TPR=tpr, RPG=max(1, _GPU_GROUP // 2 // tpr) if tpr <= 32 else 1, U=4)
+        if c["TPR"] > 32 or c["TPR"] & (c["TPR"] - 1):
+            c["RPG"] = 1
+    c["U"] = max(c["U"], least)
+    template = list(c.items())
+    if capped:
+        template.append(("STEPS", _power_of_two(-(-d // (c["TPR"] * c["U"])))))
+    x, y = _groups(-(-rows // c["RPG"]))
+    threads = c["TPR"] * c["RPG"]
+    return Geometry(tuple(template), (x * threads, y, 1), (threads, 1, 1))
+
+
+def row_chunks(rows: int) -> tuple[int, int]:
+    """(chunks, rows per chunk) of a sum over rows. It depends on nothing but `rows`, so that the
+    result is the same on every machine."""
+    chunk = max(1, -(-rows // _COLUMN_CHUNKS))
+    return max(1, -(-rows // chunk)), chunk
+
+
+def rowwise_chunks(chosen: Settings, chunks: int, d: int, *, least: int = 1) -> Geometry:
+    """A rowwise kernel with column outputs: a group per chunk of rows."""
+    one = rowwise(chosen, 1, d, capped=True, least=least)
+    template = tuple((k, 1 if k == "RPG" else v) for k, v in one.template)
+    threads = dict(template)["TPR"]
+    return Geometry(template, (chunks * threads, 1, 1), (threads, 1, 1))
+
+
+def columnwise(chosen: Settings, chunks: int, d: int) -> Geometry:
+    """One thread per N columns and chunk of rows."""
+    n = min(_CPU_COLUMNS, _power_of_two(d)) if _is_cpu(chosen) else 1
+    c = _pick(chosen, N=n)
+    threads = -(-d // c["N"])
+    group = 1 if _is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
+    return Geometry((("N", c["N"]),), (threads, chunks, 1), (group, 1, 1))

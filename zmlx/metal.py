@@ -1,0 +1,375 @@
+"""Kernels from Metal source: `kernel(...)` is to zmlx what `mx.fast.metal_kernel` is to MLX, and
+runs on every target.
+
+    >>> double = zmlx.metal.kernel(
+    ...     name="double", input_names=["x"], output_names=["y"],
+    ...     source="uint i = thread_position_in_grid.x; y[i] = x[i] + x[i];")
+    >>> double(mx.array([1.0, 2.0]))
+    array([2, 4], dtype=float32)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from threading import Lock
+from typing import Any
+
+import mlx.core as mx
+
+from . import launch
+from .targets import cpu, cuda, metal
+from .transforms import Record, Reference, Rule, custom_function, is_strict
+
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+_MATH_MODES = ("safe", "relaxed", "fast")
+_LAUNCHES_KEPT = 256
+
+Triple = tuple[int, int, int]
+Template = tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """Everything that determines a kernel's text.
+
+    `body` is the source of `mx.fast.metal_kernel`: the inside of the kernel function; `header` goes
+    before it. Two specifications with the same fields are the same kernel.
+    """
+
+    name: str
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    body: str
+    header: str = ""
+    ensure_row_contiguous: bool = True
+    atomic_outputs: bool = False
+    math_mode: str = "safe"
+
+    def __post_init__(self) -> None:
+        def bad(argument: str, must: str, got: Any) -> ValueError:
+            return ValueError(f"[kernel] '{argument}' must {must} but got {got!r}.")
+
+        if not _IDENTIFIER.fullmatch(self.name):
+            raise bad("name", "be an identifier", self.name)
+        for argument in ("input_names", "output_names"):
+            for name in getattr(self, argument):
+                if not _IDENTIFIER.fullmatch(name):
+                    raise bad(argument, "be identifiers", name)
+        names = self.input_names + self.output_names
+        if len(set(names)) != len(names):
+            raise bad("output_names", "not repeat a name", list(names))
+        if not self.output_names:
+            raise bad("output_names", "name at least one output", [])
+        if not self.body.strip():
+            raise bad("source", "not be empty", self.body)
+        if self.math_mode not in _MATH_MODES:
+            raise bad("math_mode", f"be one of {', '.join(_MATH_MODES)}", self.math_mode)
+
+    def canonical(self) -> str:
+        """The specification as one line of JSON with sorted keys: what is hashed."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+    @property
+    def full_name(self) -> str:
+        """The name with the first 12 hex digits of the SHA-256 of the canonical specification."""
+        digest = hashlib.sha256(self.canonical().encode()).hexdigest()
+        return f"{self.name}_{digest[:12]}"
+
+    def source(
+        self,
+        target: str = "metal",
+        *inputs: mx.array,
+        template: Any = (),
+        grid: Triple = (1, 1, 1),
+        threadgroup: Triple = (1, 1, 1),
+        output_dtypes: Sequence[mx.Dtype] | None = None,
+    ) -> str:
+        """The complete text that runs on `target` ("metal", "cuda" or "cpu") for a launch on
+        `inputs` (one-dimensional float32 arrays unless given)."""
+        if target not in ("metal", "cuda", "cpu"):
+            raise ValueError(f"[source] 'target' must be metal, cuda or cpu but got {target!r}.")
+        arrays = inputs or tuple(mx.zeros((1024,)) for _ in self.input_names)
+        dtypes = tuple(output_dtypes or [mx.float32] * len(self.output_names))
+        shapes = ((1024,),) * len(self.output_names)
+        return cpu.text(
+            self, target, arrays, _template(template), grid, threadgroup, shapes, dtypes
+        )
+
+
+def _template(template: Any) -> Template:
+    items = template.items() if isinstance(template, dict) else template
+    checked = []
+    for name, value in items:
+        if not isinstance(value, (bool, int, mx.Dtype)):
+            raise TypeError(
+                f"[kernel] 'template' must hold dtypes, ints and bools but got {name}={value!r}."
+            )
+        checked.append((name, value))
+    return tuple(checked)
+
+
+@lru_cache(maxsize=1024)
+def _scalar(kind: str, text: str) -> mx.array:
+    if kind == "bool":
+        return mx.array(text == "True", dtype=mx.bool_)
+    if kind == "int":
+        value = int(text)
+        return mx.array(value, dtype=mx.int32 if -(2**31) <= value < 2**31 else mx.int64)
+    return mx.array(float(text), dtype=mx.float32)
+
+
+_numbers: dict[float, mx.array] = {}
+
+
+def scalar(value: float | mx.array) -> mx.array:
+    """A 0-d array of a Python number: bool, int32 (int64 beyond), or float32.
+
+    It is cached, since a new array costs more than the launch. Zeros and NaN go by their text,
+    because as keys 0.0 equals -0.0 and False, and NaN nothing.
+    """
+    if isinstance(value, mx.array):
+        return value
+    if type(value) is float and value != 0.0 and value == value:
+        found = _numbers.get(value)
+        if found is None:
+            if len(_numbers) >= 1024:
+                _numbers.clear()
+            found = _numbers[value] = mx.array(value, dtype=mx.float32)
+        return found
+    return _scalar(type(value).__name__, repr(value))
+
+
+def _triple(argument: str, value: Any) -> Triple:
+    triple = (value,) if isinstance(value, int) else tuple(value)
+    triple = triple + (1,) * (3 - len(triple))
+    if len(triple) != 3 or not all(isinstance(n, int) and n >= 0 for n in triple):
+        raise ValueError(f"[kernel] '{argument}' must be up to three sizes ≥ 0 but got {value!r}.")
+    return triple
+
+
+class MetalKernel:
+    """A kernel that runs on the current target. Made by `kernel(...)`."""
+
+    def __init__(
+        self, spec: KernelSpec, vjp: Rule | None = None, reference: Reference | None = None
+    ) -> None:
+        self.spec = spec
+        self.vjp = vjp
+        self.reference = reference
+        self._launches: OrderedDict[Any, Any] = OrderedDict()
+        self._count = 0
+
+    def __repr__(self) -> str:
+        inputs, outputs = ", ".join(self.spec.input_names), ", ".join(self.spec.output_names)
+        return f"MetalKernel({self.spec.full_name}: {inputs} -> {outputs})"
+
+    @property
+    def statistics(self) -> dict[str, int]:
+        """Calls, and launch configurations (shapes, dtypes, template, geometry) still cached."""
+        return {"calls": self._count, "configurations": len(self._launches)}
+
+    def __call__(
+        self,
+        *inputs: Any,
+        template: Any = (),
+        grid: int | Sequence[int] | None = None,
+        threadgroup: int | Sequence[int] | None = None,
+        output_shapes: Sequence[Sequence[int]] | None = None,
+        output_dtypes: Sequence[mx.Dtype] | None = None,
+        init_value: float | None = None,
+        verbose: bool = False,
+    ) -> Any:
+        """Launches the kernel; one output comes back as an array, several as a tuple.
+
+        Args:
+            inputs: arrays, or Python numbers that become 0-d arrays.
+            template: names to dtypes, ints or bools.
+            grid: threads per dimension. Default: one thread per element of the first output.
+            threadgroup: threads per group. Default: 256 threads along x (less for small grids).
+            output_shapes: default: the shape of the first input for every output.
+            output_dtypes: default: the dtype of the first input for every output.
+            init_value: what every output is filled with before the launch.
+            verbose: print the complete Metal text.
+        """
+        spec = self.spec
+        if len(inputs) != len(spec.input_names):
+            raise ValueError(
+                f"[{spec.name}] 'inputs' must be {len(spec.input_names)} arrays "
+                f"({', '.join(spec.input_names)}) but got {len(inputs)}."
+            )
+        for name, x in zip(spec.input_names, inputs, strict=True):
+            if not isinstance(x, (mx.array, bool, int, float)):
+                raise TypeError(
+                    f"[{spec.name}] '{name}' must be an array or a number but got "
+                    f"{type(x).__name__}."
+                )
+        arrays = tuple(scalar(x) for x in inputs)
+        if output_shapes is None or output_dtypes is None:
+            if not arrays:
+                raise ValueError(
+                    f"[{spec.name}] 'output_shapes' and 'output_dtypes' must be given for a kernel "
+                    "without inputs but got None."
+                )
+            output_shapes = output_shapes or [arrays[0].shape] * len(spec.output_names)
+            output_dtypes = output_dtypes or [arrays[0].dtype] * len(spec.output_names)
+        for argument, values in (
+            ("output_shapes", output_shapes),
+            ("output_dtypes", output_dtypes),
+        ):
+            if len(values) != len(spec.output_names):
+                raise ValueError(
+                    f"[{spec.name}] '{argument}' must have {len(spec.output_names)} entries but "
+                    f"got {len(values)}."
+                )
+        shapes = tuple(tuple(s) for s in output_shapes)
+        if grid is None:
+            size = 1
+            for n in shapes[0]:
+                size *= n
+            grid = (size, 1, 1)
+        grid3 = _triple("grid", grid)
+        group3 = _triple("threadgroup", (256, 1, 1) if threadgroup is None else threadgroup)
+        if not 1 <= group3[0] * group3[1] * group3[2] <= 1024:
+            raise ValueError(
+                f"[{spec.name}] 'threadgroup' must have 1 to 1024 threads but got {group3}."
+            )
+        configuration = (
+            _template(template),
+            grid3,
+            group3,
+            shapes,
+            tuple(output_dtypes),
+            init_value,
+        )
+        if verbose:
+            print(spec.source("metal", *arrays, template=template, output_dtypes=output_dtypes))
+        return self._launch(arrays, configuration)
+
+    def _launch(self, arrays: tuple[mx.array, ...], configuration: tuple[Any, ...]) -> Any:
+        self._count += 1
+        settings = launch.settings()
+        key = (settings.target, tuple((x.shape, x.dtype) for x in arrays), configuration)
+        prepared = self._launches.get(key)
+        if prepared is None:
+            prepared = prepare(self.spec, settings.target, arrays, *configuration)
+            self._launches[key] = prepared
+            while len(self._launches) > _LAUNCHES_KEPT:
+                self._launches.popitem(last=False)
+        return call(self.spec.name, settings.target, prepared, arrays, self.reference, self.vjp)
+
+
+def prepare(
+    spec: KernelSpec,
+    target: str | None,
+    arrays: tuple[mx.array, ...],
+    template: Template,
+    grid: Triple,
+    threadgroup: Triple,
+    shapes: tuple[tuple[int, ...], ...],
+    dtypes: tuple[mx.Dtype, ...],
+    init_value: float | None = None,
+    constants: tuple[mx.array, ...] = (),
+) -> Any:
+    """A launch of `spec` on `target`, compiled and ready for any arrays of these shapes and
+    dtypes; `constants` are passed after the arrays at every launch."""
+    where = {"metal": metal, "cuda": cuda, "cpu": cpu}.get(target or "")
+    if where is None:
+        raise RuntimeError(
+            f"[{spec.name}] the target must run kernels but got {target}: a kernel without a "
+            "reference in plain MLX cannot run there."
+        )
+    if where is not cpu and (reason := where.unavailable()):
+        raise RuntimeError(f"[{spec.name}] {reason}.")
+    return where.prepare(
+        spec, arrays, template, grid, threadgroup, shapes, dtypes, init_value, constants
+    )
+
+
+def call(
+    name: str,
+    target: str | None,
+    prepared: Any,
+    arrays: tuple[mx.array, ...],
+    reference: Reference | None,
+    rule: Rule | None,
+) -> Any:
+    """Launches what `prepare` made, so that every transform finds what it needs."""
+    if target == "cpu" and not is_strict():
+        core = cpu.core()
+        if core.tracing(arrays) == 0:
+            return core.launch(prepared, arrays)
+        record = None
+        if reference is not None or rule is not None:
+            record = Record(name, reference or _no_reference(name), rule)
+        return core.launch(prepared, arrays, record)
+    launcher = {"metal": metal, "cuda": cuda, "cpu": cpu}[target or ""].launch
+
+    def raw(*inputs: mx.array) -> Any:
+        return launcher(prepared, inputs)
+
+    if not cpu.maybe_tracing(arrays):
+        return raw(*arrays)
+    return custom_function(name, raw, rule, reference)(*arrays)
+
+
+def _no_reference(name: str) -> Reference:
+    def reference(*inputs: mx.array) -> Any:
+        raise ValueError(f"[{name}] has no 'reference' in plain MLX, which this transform needs.")
+
+    return reference
+
+
+_kernels: dict[KernelSpec, MetalKernel] = {}
+_lock = Lock()
+
+
+def kernel(
+    *,
+    name: str,
+    input_names: Sequence[str],
+    output_names: Sequence[str],
+    source: str,
+    header: str = "",
+    ensure_row_contiguous: bool = True,
+    atomic_outputs: bool = False,
+    math_mode: str = "safe",
+    vjp: Rule | None = None,
+    reference: Reference | None = None,
+) -> MetalKernel:
+    """A kernel from Metal source; the same specification gives the same object.
+
+    Args:
+        name: a readable prefix; the kernel's full name adds a hash of the specification.
+        input_names, output_names: parameters of the kernel function, in this order.
+        source: the inside of the kernel function, as for `mx.fast.metal_kernel`.
+        header: helper functions before it.
+        ensure_row_contiguous: copy inputs that are not row-contiguous before the launch.
+        atomic_outputs: outputs are `device atomic<T>*`.
+        math_mode: "safe", "relaxed" or "fast", for Metal's compiler.
+        vjp: `vjp(primals, cotangents, outputs, wanted)`, see `zmlx.transforms`. A kernel with its
+            own vjp or reference is not shared.
+        reference: the same function in plain MLX, which `vmap`, `jvp` and second-order gradients
+            use; it returns a tuple of outputs.
+    """
+    spec = KernelSpec(
+        name, tuple(input_names), tuple(output_names), source, header,
+        bool(ensure_row_contiguous), bool(atomic_outputs), math_mode,
+    )  # fmt: skip
+    if vjp is not None or reference is not None:
+        return MetalKernel(spec, vjp, reference)
+    with _lock:
+        if spec not in _kernels:
+            _kernels[spec] = MetalKernel(spec)
+        return _kernels[spec]
+
+
+def statistics() -> dict[str, int]:
+    """What the CPU target did in this process: compiles, cache hits, launches, inputs that had to
+    be made contiguous."""
+    return cpu.statistics()

@@ -1,0 +1,270 @@
+// device, constant, thread and threadgroup: qualifiers of pointers vanish, variables in threadgroup
+// memory move to the arena that all threads of a group share, tables in constant memory become
+// static, and overloads that were told apart by an address space only become one.
+#include <map>
+
+#include "passes.h"
+
+namespace zmlx {
+namespace {
+
+bool is_space(const Token& token) {
+  return token.is("device") || token.is("constant") || token.is("thread") ||
+         token.is("threadgroup");
+}
+
+// The `;`, `=`, `{` or `(` that ends the first declarator of a statement; `*pointer` if the
+// variable only points to what the qualifier describes.
+size_t declarator_end(const Unit& unit, size_t begin, bool* pointer) {
+  auto& tokens = unit.tokens;
+  *pointer = false;
+  for (size_t i = begin; i < tokens.size(); ++i) {
+    if (tokens[i].is_any({";", "=", "{", ")", ":"})) return i;
+    if (tokens[i].is_any({"*", "&", "&&"})) *pointer = true;
+    if (tokens[i].is_any({"(", "["})) {
+      if (i + 1 < tokens.size() && tokens[i].is("(") &&
+          tokens[i + 1].is_any({"*", "&"})) {
+        *pointer = true;
+      }
+      i = unit.outline.partner[i];
+    } else if (unit.outline.angle_end(i) != Outline::none) {
+      i = unit.outline.angle_end(i);
+    }
+  }
+  return tokens.size();
+}
+
+// Whether the qualifier at i describes a variable that its statement declares, not something that
+// is pointed to, cast to, or passed.
+bool declares_variable(const Unit& unit, size_t i) {
+  auto& tokens = unit.tokens;
+  size_t begin = unit.outline.statement_begin(i);
+  for (size_t k = begin; k < i; ++k) {
+    if (tokens[k].is_any({"using", "typedef", "=", "return"})) return false;
+    size_t list = unit.outline.angle_end(k);
+    if (list != Outline::none && list > i) return false;
+  }
+  if (begin > 0 && tokens[begin - 1].is_any({"(", "["})) return false;
+  bool pointer;
+  size_t end = declarator_end(unit, i, &pointer);
+  return !pointer && end < tokens.size() && !tokens[end].is_any({")", ":"}) &&
+         !(tokens[end - 1].is(")") && tokens[end].is("{"));
+}
+
+// The names that the statement begin ... end declares.
+std::vector<std::string> declared_names(const Unit& unit, size_t begin, size_t end) {
+  auto& tokens = unit.tokens;
+  std::vector<std::string> names;
+  for (size_t i = begin; i < end; ++i) {
+    if (tokens[i].is("=")) {
+      unit.place.refuse(tokens[i].line,
+                        "a threadgroup variable with an initial value is not supported: let one "
+                        "thread store it, and put a barrier behind");
+    }
+    if (tokens[i].is_any({"(", "["})) i = unit.outline.partner[i];
+    size_t list = unit.outline.angle_end(i);
+    if (list != Outline::none) i = list;
+    bool declares = tokens[i].kind == Token::word && tokens[i + 1].is_any({"[", ",", ";"});
+    if (declares) names.push_back(tokens[i].text);
+  }
+  return names;
+}
+
+// threadgroup float a[N], b;  ->  struct zk_shared0 { float a[N], b; };
+//                                 auto& a = zk_threadgroup<zk_shared0, 0>(zk_memory).a; ...
+// In a group of one thread they are ordinary variables.
+void declare_shared(Unit& unit, size_t i) {
+  auto& tokens = unit.tokens;
+  const Function* function = unit.outline.function_at(i);
+  bool in_lambda = function && function->lambda;
+  if (!unit.in_kernel(i) || in_lambda) {
+    unit.place.refuse(tokens[i].line,
+                      "a threadgroup variable outside the kernel's body is not supported: declare "
+                      "it in the body and pass a pointer");
+  }
+  size_t begin = unit.outline.statement_begin(i), end = unit.outline.statement_end(begin);
+  auto names = declared_names(unit, begin, end);
+  if (unit.declarations == 64) {
+    unit.place.refuse(tokens[i].line,
+                      "more than 64 threadgroup declarations are not supported: gather them in a "
+                      "struct");
+  }
+  std::string number = std::to_string(unit.declarations++);
+  std::string whole = "zk_shared" + number;
+  if (unit.mode == Mode::cooperative) {
+    tokens[begin].before += "struct " + whole + " { ";
+    tokens[end].after += " };";
+    for (auto& name : names) {
+      tokens[end].after += " auto& " + name + " = zk_threadgroup<" + whole + ", " + number +
+                           ">(zk_memory)." + name + ";";
+    }
+  }
+  std::string bytes;
+  for (auto& name : names) bytes += (bytes.empty() ? "sizeof(" : " + sizeof(") + name + ")";
+  tokens[end].after += " static_assert(" + bytes +
+                       " <= 32768, \"threadgroup variables hold at most 32768 bytes\");";
+}
+
+// `constant` is `const` once address spaces are gone; a variable in it is a table that must not be
+// built anew at every call.
+void replace_constant(Unit& unit, size_t i, bool variable) {
+  auto& tokens = unit.tokens;
+  bool constant = false, fixed = false, computed = false;
+  auto look = [&](const Token& token) {
+    constant |= token.is("const");
+    fixed |= token.is("static");
+    computed |= token.is("constexpr");
+    return token.kind == Token::word || token.is("::");
+  };
+  for (size_t k = i; k-- > 0 && look(tokens[k]);) {
+  }
+  for (size_t k = i + 1; k < tokens.size() && look(tokens[k]); ++k) {
+  }
+  tokens[i].dropped = constant || computed;
+  tokens[i].text = "const";
+  bool local = unit.outline.function_at(i) != nullptr;
+  // A member of a struct is defined where it is declared, which C++ allows constexpr ones only.
+  if (fixed && unit.outline.in_type(i) && !computed) tokens[i].text = "constexpr";
+  if (variable && local && !fixed) tokens[i].before += "static ";
+}
+
+using Range = std::pair<size_t, size_t>;
+
+// The parts between the commas of a bracket or of a template list.
+std::vector<Range> list_items(const Unit& unit, size_t open, size_t close) {
+  std::vector<Range> items;
+  size_t begin = open + 1;
+  for (size_t i = begin; i <= close; ++i) {
+    if (i == close || unit.tokens[i].is(",")) {
+      if (i > begin) items.push_back({begin, i});
+      begin = i + 1;
+    } else if (unit.outline.partner[i] != Outline::none) {
+      i = unit.outline.partner[i];
+    }
+  }
+  return items;
+}
+
+// The name that a parameter declares: its last word before a default or an array bound, or the one
+// in `(&a)[4]`, if it is more than a type.
+size_t declared_name(const Unit& unit, Range item) {
+  auto& tokens = unit.tokens;
+  size_t name = Outline::none;
+  for (size_t i = item.first; i < item.second && !tokens[i].is_any({"=", "["}); ++i) {
+    size_t list = unit.outline.angle_end(i);
+    if (list != Outline::none) i = list;
+    if (tokens[i].kind == Token::word) name = i;
+  }
+  bool alone = name == Outline::none || name == item.first ||
+               tokens[name - 1].is_any({"const", "unsigned", "::"});
+  return alone ? Outline::none : name;
+}
+
+// A declaration as text that two overloads share if they differ in address spaces and in names
+// only: qualifiers dropped, parameters and template parameters numbered.
+class Canonical {
+ public:
+  Canonical(const Unit& unit, const Function& function) : unit_(unit), function_(function) {
+    for (size_t i = function.head; i < function.open; ++i) {
+      if (unit.outline.angle_end(i) == Outline::none) continue;
+      bool declares = unit.tokens[i - 1].is("template");
+      if (declares) number(list_items(unit, i, unit.outline.angle_end(i)));
+      head_ += text(i, unit.outline.angle_end(i));
+      i = unit.outline.angle_end(i);
+    }
+    parameters_ = list_items(unit, function.open, function.close);
+    number(parameters_);
+  }
+
+  std::string types() const {
+    std::string key = head_ + function_.name + "(";
+    for (auto& item : parameters_) {
+      size_t end = item.first;
+      while (end < item.second && !unit_.tokens[end].is("=")) ++end;
+      key += text(item.first, end) + ",";
+    }
+    for (size_t i = function_.close + 1; i < function_.body; ++i) {
+      if (unit_.tokens[i].is(":")) break;
+      if (unit_.tokens[i].is("const")) key += "const";
+    }
+    return key + "@" + std::to_string(function_.scope);
+  }
+
+  std::string body() const { return text(function_.close + 1, function_.end); }
+
+ private:
+  void number(const std::vector<Range>& items) {
+    for (auto& item : items) {
+      size_t name = declared_name(unit_, item);
+      if (name != Outline::none) names_[unit_.tokens[name].text] = "$" + std::to_string(names_.size());
+    }
+  }
+
+  std::string text(size_t begin, size_t end) const {
+    std::string result;
+    bool constant = false;
+    for (size_t i = begin; i < end; ++i) {
+      auto& token = unit_.tokens[i];
+      bool repeated = constant && token.is_any({"const", "constant"});
+      constant = token.is_any({"const", "constant"}) || (constant && is_space(token));
+      if (repeated || token.dropped || (is_space(token) && !token.is("constant"))) continue;
+      bool member = i > 0 && unit_.tokens[i - 1].is_any({".", "->"});
+      auto found = member ? names_.end() : names_.find(token.text);
+      result += (token.is("constant") ? "const" : found == names_.end() ? token.text : found->second);
+      result += " ";
+    }
+    return result;
+  }
+
+  const Unit& unit_;
+  const Function& function_;
+  std::map<std::string, std::string> names_;
+  std::vector<Range> parameters_;
+  std::string head_;
+};
+
+}  // namespace
+
+std::string parameter_types(const Unit& unit, const Function& function) {
+  return Canonical(unit, function).types();
+}
+
+void merge_overloads(Unit& unit) {
+  std::map<std::string, const Function*> first;
+  for (auto& function : unit.outline.functions) {
+    if (!function.body || function.lambda || function.name.empty()) continue;
+    Canonical declaration(unit, function);
+    auto [entry, fresh] = first.try_emplace(declaration.types(), &function);
+    if (fresh) continue;
+    if (declaration.body() != Canonical(unit, *entry->second).body()) {
+      unit.place.refuse(
+          unit.tokens[function.head].line,
+          "overloads of `" + function.name + "` that differ in address space and in their bodies "
+          "are not supported: give them different names");
+    }
+    for (size_t i = function.head; i <= function.end; ++i) unit.tokens[i].dropped = true;
+  }
+}
+
+bool has_threadgroup_memory(const Unit& unit) {
+  for (size_t i = 0; i < unit.tokens.size(); ++i) {
+    if (unit.tokens[i].is("threadgroup") && declares_variable(unit, i)) return true;
+  }
+  return false;
+}
+
+void rewrite_address_spaces(Unit& unit) {
+  auto& tokens = unit.tokens;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (!is_space(tokens[i]) || tokens[i].dropped) continue;
+    bool variable = declares_variable(unit, i);
+    if (tokens[i].is("constant")) {
+      replace_constant(unit, i, variable);
+      continue;
+    }
+    tokens[i].dropped = true;
+    if (tokens[i].is("threadgroup") && variable) declare_shared(unit, i);
+  }
+}
+
+}  // namespace zmlx

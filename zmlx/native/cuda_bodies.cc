@@ -1,0 +1,206 @@
+#include "cuda_bodies.h"
+
+#include <algorithm>
+
+namespace zmlx {
+
+bool one_of(const Token& token, std::initializer_list<const char*> names) {
+  for (auto name : names) {
+    if (token.is(name)) return true;
+  }
+  return false;
+}
+
+namespace {
+
+// What a thread attribute depends on, before a coordinate is taken of it.
+int attribute_level(const std::string& name) {
+  static const std::set<std::string> differ = {
+      "thread_position_in_grid", "thread_position_in_threadgroup", "thread_index_in_threadgroup",
+      "thread_index_in_simdgroup", "thread_index_in_quadgroup", "quadgroup_index_in_threadgroup"};
+  return differ.count(name) ? 2 : 0;
+}
+
+bool is_shared_space(const Token& token) {
+  return one_of(token, {"device", "threadgroup", "constant"});
+}
+
+}  // namespace
+
+Bodies::Bodies(const Unit& unit) : unit_(unit), tokens_(unit.tokens), outline_(unit.outline) {
+  add_kernel();
+  for (auto& function : outline_.functions) {
+    if (function.body && function.body != unit.signature.body) add(function);
+  }
+  for (size_t i = 0; i < tokens_.size(); ++i) {
+    find_memory_names(i);
+    find_declaration(i);
+  }
+  for (size_t i = 1; i < all.size(); ++i) {
+    if (called_from_anywhere(all[i])) all[i].flow = {2, 2};
+  }
+}
+
+// The bracket that encloses token i, or Outline::none.
+size_t Bodies::opener(size_t i) const {
+  while (i-- > 0) {
+    if (one_of(tokens_[i], {")", "]", "}"})) {
+      i = outline_.partner[i];
+    } else if (one_of(tokens_[i], {"(", "[", "{"})) {
+      return i;
+    }
+  }
+  return Outline::none;
+}
+
+// `T name = …`, `T& name = …`, `T name;`, `for (T name = …; …)`. What is not recognised shares its
+// name with all others of the function, and then their levels too.
+void Bodies::find_declaration(size_t i) {
+  if (i < 2 || i + 1 >= tokens_.size() || tokens_[i].kind != Token::word) return;
+  auto& previous = tokens_[i - 1];
+  auto& next = tokens_[i + 1];
+  bool typed = previous.kind == Token::word &&
+               !one_of(previous, {"return", "else", "do", "case", "goto", "sizeof", "struct",
+                                  "class", "enum", "union", "typename", "using", "namespace",
+                                  "and", "or", "not", "xor", "bitand", "bitor", "compl"});
+  bool refers = one_of(previous, {"*", "&", "&&"}) && tokens_[i - 2].kind == Token::word;
+  bool declares = (typed && one_of(next, {"=", ";", "[", "{", "(", ","})) ||
+                  (refers && next.is("=") && !tokens_[i - 2].is("return"));
+  if (!declares) return;
+  size_t open = opener(i);
+  if (open == Outline::none) return;
+  bool loop = tokens_[open].is("(") && open > 0 && tokens_[open - 1].is("for");
+  if (!loop && !tokens_[open].is("{")) return;
+  size_t end = loop ? outline_.statement_end(open - 1) : outline_.partner[open];
+  declarations_[tokens_[i].text].push_back({i, end});
+}
+
+std::string Bodies::key(size_t i) const {
+  auto& name = tokens_[i].text;
+  auto found = declarations_.find(name);
+  if (found == declarations_.end()) return name;
+  size_t innermost = 0;
+  for (auto& declaration : found->second) {
+    bool here = declaration.begin <= i && i <= declaration.end;
+    if (here) innermost = std::max(innermost, declaration.begin);
+  }
+  return innermost ? name + "@" + std::to_string(innermost) : name;
+}
+
+void Bodies::add_kernel() {
+  auto& signature = unit_.signature;
+  Body body;
+  body.name = signature.name;
+  body.open = signature.open;
+  body.close = outline_.partner[signature.open];
+  body.begin = signature.body;
+  body.end = outline_.partner[signature.body];
+  body.kernel = true;
+  for (auto& parameter : signature.parameters) {
+    if (parameter.buffer >= 0) {
+      body.memory.insert(parameter.name);
+    } else {
+      body.levels[parameter.name] = attribute_level(parameter.attribute);
+    }
+  }
+  all.push_back(body);
+}
+
+void Bodies::add(const Function& function) {
+  Body body;
+  body.name = function.name;
+  body.open = function.open;
+  body.close = function.close;
+  body.begin = function.body;
+  body.end = function.end;
+  body.names = function.lambda ? enclosing(function.body) : all.size();
+  body.method = is_method(function);
+  find_memory_parameters(body);
+  all.push_back(body);
+}
+
+bool Bodies::is_method(const Function& function) const {
+  if (!function.scope || function.lambda) return false;
+  for (size_t i = outline_.statement_begin(function.scope); i < function.scope; ++i) {
+    if (one_of(tokens_[i], {"struct", "class", "union"})) return true;
+  }
+  return false;
+}
+
+// The body whose names hold at token i; the kernel for what lies outside of all.
+size_t Bodies::enclosing(size_t i) const {
+  size_t found = 0;
+  for (size_t k = 0; k < all.size(); ++k) {
+    bool inside = all[k].begin < i && i < all[k].end;
+    if (inside && (!found || all[k].begin > all[found].begin)) found = k;
+  }
+  return all[found].names;
+}
+
+std::vector<Argument> Bodies::arguments(size_t open) const {
+  std::vector<Argument> list;
+  size_t close = outline_.partner[open], begin = open + 1;
+  for (size_t i = begin; i <= close; ++i) {
+    if (one_of(tokens_[i], {"(", "[", "{"})) i = outline_.partner[i];
+    if (outline_.angle_end(i) != Outline::none) i = outline_.angle_end(i);
+    if (i < close && !tokens_[i].is(",")) continue;
+    if (i > begin) list.push_back({begin, i});
+    begin = i + 1;
+  }
+  return list;
+}
+
+// The last word before a default or an array's extent.
+size_t Bodies::name(const Argument& parameter) const {
+  size_t name = Outline::none;
+  for (size_t i = parameter.begin; i < parameter.end; ++i) {
+    if (one_of(tokens_[i], {"=", "["})) break;
+    if (outline_.angle_end(i) != Outline::none) i = outline_.angle_end(i);
+    if (tokens_[i].kind == Token::word) name = i;
+  }
+  return name;
+}
+
+bool Bodies::is_output(const Argument& parameter) const {
+  bool refers = false;
+  for (size_t i = parameter.begin; i < parameter.end; ++i) {
+    if (tokens_[i].is("const") || is_shared_space(tokens_[i])) return false;
+    refers |= one_of(tokens_[i], {"&", "*", "&&", "["});
+  }
+  return refers;
+}
+
+void Bodies::find_memory_parameters(Body& body) {
+  if (body.open == body.close) return;
+  for (auto& parameter : arguments(body.open)) {
+    size_t at = name(parameter);
+    for (size_t i = parameter.begin; i < parameter.end && at != Outline::none; ++i) {
+      if (is_shared_space(tokens_[i])) body.memory.insert(tokens_[at].text);
+    }
+  }
+}
+
+// threadgroup float a[8], b[8];
+void Bodies::find_memory_names(size_t i) {
+  if (!one_of(tokens_[i], {"threadgroup", "device"})) return;
+  size_t begin = outline_.statement_begin(i);
+  if (begin > 0 && one_of(tokens_[begin - 1], {"(", "["})) return;
+  auto& memory = all[enclosing(i)].memory;
+  for (size_t k = i; k < tokens_.size() && !one_of(tokens_[k], {";", "=", "(", "{", ")"}); ++k) {
+    bool named = tokens_[k].kind == Token::word && one_of(tokens_[k + 1], {"[", ",", ";", "="});
+    if (named) memory.insert(tokens_[k].text);
+    if (tokens_[k].is("[")) k = outline_.partner[k];
+  }
+}
+
+// Whether the text names the function other than in a call.
+bool Bodies::called_from_anywhere(const Body& body) const {
+  if (body.name.empty() || body.name == "operator") return true;
+  for (size_t i = 0; i + 1 < tokens_.size(); ++i) {
+    if (!tokens_[i].is(body.name.c_str()) || i + 1 == body.open) continue;
+    if (outline_.call_at(i) == Outline::none && !tokens_[i + 1].is("=")) return true;
+  }
+  return false;
+}
+
+}  // namespace zmlx

@@ -1,0 +1,76 @@
+// The functions of a text as the analysis of control flow sees them: their parameters, the names that
+// stand for memory of all threads, and whether all places that call them are known.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "passes.h"
+
+namespace zmlx {
+
+// What control flow depends on: 0 nothing that differs between the threads of a simdgroup, 1 nothing
+// but a thread's y and z in its group, 2 something else. `control` is of the statements around a
+// place, `exits` of the returns from the kernel before it.
+struct Flow {
+  int control = 0, exits = 0;
+};
+
+// Tokens begin ... end-1.
+struct Argument {
+  size_t begin, end;
+};
+
+// A function's text, and what is known of its names. A lambda shares the names of the function
+// around it.
+struct Body {
+  std::string name;
+  size_t open = 0, close = 0, begin = 0, end = 0;  // brackets of the parameters, braces
+  size_t names = 0;                                 // index of the body whose names apply
+  bool kernel = false, method = false;
+  Flow flow;     // of the places that call it
+  int left = 0;  // what returns from it before the current statement depend on; 0 in the kernel
+  std::map<std::string, int> levels;  // what a name's value depends on
+  std::set<std::string> memory;       // memory of all threads: a store leaves the name as it is
+};
+
+class Bodies {
+ public:
+  explicit Bodies(const Unit&);
+
+  std::vector<Body> all;  // the kernel first
+
+  // The variable that token i names, as a key of `levels`: equal names of different scopes differ.
+  std::string key(size_t i) const;
+  // Of the bracket at `open`, in a call or in a declaration.
+  std::vector<Argument> arguments(size_t open) const;
+  // The token that names a parameter, or Outline::none.
+  size_t name(const Argument& parameter) const;
+  // Whether the callee may store to what it is given: neither const nor memory of all threads.
+  bool is_output(const Argument& parameter) const;
+
+ private:
+  struct Declaration {
+    size_t begin, end;  // where the name means it
+  };
+  void find_declaration(size_t i);
+  size_t opener(size_t i) const;
+  void add_kernel();
+  void add(const Function&);
+  bool is_method(const Function&) const;
+  size_t enclosing(size_t i) const;
+  void find_memory_parameters(Body&);
+  void find_memory_names(size_t i);
+  bool called_from_anywhere(const Body&) const;
+
+  const Unit& unit_;
+  const Tokens& tokens_;
+  const Outline& outline_;
+  std::map<std::string, std::vector<Declaration>> declarations_;
+};
+
+bool one_of(const Token&, std::initializer_list<const char*> names);
+
+}  // namespace zmlx

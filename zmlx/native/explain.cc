@@ -1,0 +1,149 @@
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <sstream>
+
+#include "rewrite.h"
+#include "tokens.h"
+
+namespace zmlx {
+namespace {
+
+std::string line_text(const std::string& text, int number) {
+  std::istringstream stream(text);
+  std::string line;
+  for (int i = 0; i < number; ++i) {
+    if (!std::getline(stream, line)) return {};
+  }
+  size_t begin = line.find_first_not_of(" \t"), end = line.find_last_not_of(" \t\r");
+  return begin == std::string::npos ? "" : line.substr(begin, end - begin + 1);
+}
+
+struct Message {
+  enum Kind { error, context, note } kind;
+  int line = 0;  // of the translation unit
+  std::string text;
+};
+
+// "file:line:column: error: text", the common form of g++ and clang; `context` leads from an error
+// inside the prelude to the line that caused it.
+bool parse(const std::string& line, Message* message) {
+  static const std::pair<const char*, Message::Kind> kinds[] = {
+      {": error: ", Message::error},
+      {": fatal error: ", Message::error},
+      {":   required from", Message::context},
+      {": note: in instantiation of", Message::context},
+      {": note: ", Message::note},
+  };
+  for (auto& [mark, kind] : kinds) {
+    size_t found = line.find(mark);
+    if (found == std::string::npos || found == 0) continue;
+    size_t column = line.rfind(':', found - 1);
+    size_t number = column == std::string::npos || column == 0 ? std::string::npos
+                                                               : line.rfind(':', column - 1);
+    if (number == std::string::npos) continue;
+    message->kind = kind;
+    message->line = std::atoi(line.c_str() + number + 1);
+    message->text = line.substr(found + std::string(mark).size());
+    return message->line > 0;
+  }
+  return false;
+}
+
+void replace_all(std::string* text, const std::string& from, const std::string& to) {
+  for (size_t at = 0; (at = text->find(from, at)) != std::string::npos; at += to.size()) {
+    text->replace(at, from.size(), to);
+  }
+}
+
+// zk_swizzle<0, 1> and zk_swizzle_ref<0, 1> back as .xy
+void restore_swizzles(std::string* text) {
+  for (size_t at = 0; (at = text->find("zk_swizzle", at)) != std::string::npos;) {
+    size_t open = text->find('<', at), close = text->find('>', at);
+    if (open == std::string::npos || close == std::string::npos) return;
+    std::string letters = ".";
+    for (size_t i = open; i < close; ++i) {
+      if ((*text)[i] >= '0' && (*text)[i] <= '3') letters += "xyzw"[(*text)[i] - '0'];
+    }
+    text->replace(at, close + 1 - at, letters);
+  }
+}
+
+// Names of the prelude as the user writes them.
+std::string plain(std::string text) {
+  restore_swizzles(&text);
+  for (const char* prefix : {"metal::", "zk_"}) replace_all(&text, prefix, "");
+  return text;
+}
+
+class Explanation {
+ public:
+  Explanation(const Rewritten& rewritten, const std::string& metal_text)
+      : rewritten_(rewritten), metal_text_(metal_text),
+        place_{rewritten.kernel_name, rewritten.body_first_line, rewritten.header_lines,
+               rewritten.source_lines} {}
+
+  void read(const std::string& compiler_output) {
+    std::istringstream stream(compiler_output);
+    for (std::string line; std::getline(stream, line);) {
+      Message message;
+      if (parse(line, &message)) take(message);
+    }
+    settle();
+  }
+
+  std::string text() const { return text_; }
+
+ private:
+  // g++ prints the way to an error before it, clang behind it.
+  void take(const Message& message) {
+    int line = user_line(message.line);
+    if (message.kind == Message::error) {
+      settle();
+      error_ = message.text;
+      error_line_ = line ? line : way_;
+      way_ = 0;
+    } else if (message.kind == Message::context) {
+      if (!error_.empty() && !error_line_) error_line_ = line;
+      if (line) way_ = line;
+    } else if (message.text.compare(0, 11, "the compari") == 0) {
+      // "the comparison reduces to '(40000 <= 32768)'": what a static assertion found.
+      size_t quoted = message.text.find('(');
+      error_ += " " + message.text.substr(quoted, message.text.rfind(')') + 1 - quoted);
+    }
+  }
+
+  void settle() {
+    bool fresh = !error_.empty() && error_line_ && error_line_ != last_line_;
+    if (fresh) {
+      text_ += (text_.empty() ? "" : "\n") + place_.line(error_line_) + ": `" +
+               line_text(metal_text_, error_line_) + "`: " + plain(error_);
+      last_line_ = error_line_;
+    }
+    error_.clear();
+  }
+
+  int user_line(int line) const {
+    bool known = line > 0 && line <= (int)rewritten_.line_map.size();
+    return known ? rewritten_.line_map[line - 1] : 0;
+  }
+
+  const Rewritten& rewritten_;
+  const std::string& metal_text_;
+  Place place_;
+  std::string text_, error_;
+  int error_line_ = 0, last_line_ = 0;
+  int way_ = 0;  // the user's line that the error to come was reached from
+};
+
+}  // namespace
+
+std::string explain(const Rewritten& rewritten, const std::string& metal_text,
+                    const std::string& compiler_output) {
+  Explanation explanation(rewritten, metal_text);
+  explanation.read(compiler_output);
+  std::string text = explanation.text();
+  return "[kernel " + rewritten.kernel_name + "] " + (text.empty() ? compiler_output : text);
+}
+
+}  // namespace zmlx

@@ -1,0 +1,77 @@
+// What the core needs of the machine: a compiler, a cache of compiled kernels, threads, a BLAS.
+// No MLX and no Python in here.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "prelude/abi.h"
+
+namespace zmlx {
+
+// SHA-256 in lower-case hexadecimal.
+std::string sha256(std::string_view data);
+
+// Counted since the core was loaded; `statistics()` of the binding returns them.
+struct Statistics {
+  std::atomic<uint64_t> compiles{0};           // compiler runs
+  std::atomic<uint64_t> cache_hits{0};         // kernels loaded from disk
+  std::atomic<uint64_t> launches{0};           // kernels that ran
+  std::atomic<uint64_t> contiguous_copies{0};  // inputs copied because of their strides
+  std::atomic<uint64_t> donations{0};          // outputs that took over an input's memory
+};
+Statistics& statistics();
+
+// ---- compile.cc -------------------------------------------------------------------------------
+
+using KernelFunction = decltype(&zk_kernel);
+
+struct CompileRequest {
+  std::string text;    // a complete translation unit
+  bool cooperative;    // threads of a group meet at collectives
+  std::string prefix;  // readable start of the object's file name
+};
+
+// Raised when the compiler rejects a text. `output` is what the compiler printed.
+struct CompileError {
+  std::string output;
+};
+
+// The kernel's entry point, from the cache or from the compiler. Throws CompileError, or
+// std::runtime_error when there is no compiler or no writable directory.
+KernelFunction compile_kernel(const CompileRequest&);
+
+// Where objects are kept. The directory must belong to the user and be private (zmlx/cache.py
+// decides); an empty path means a private temporary directory that goes with the process.
+void set_cache_directory(const std::string&);
+
+// ---- pool.cc ----------------------------------------------------------------------------------
+
+// Runs body(worker, begin, end) over 0 ... count-1, in chunks that the threads take as they get
+// free. `bytes` is the memory that the whole job touches: below a measured threshold the calling
+// thread does it all, since waking another would cost more.
+void parallel(uint64_t count, uint64_t bytes,
+              const std::function<void(zk_worker*, uint64_t begin, uint64_t end)>& body);
+
+int threads();
+void set_threads(int);  // 0: the default, from $ZMLX_NUM_THREADS, affinity and cgroup quota
+
+// ---- copy.cc ----------------------------------------------------------------------------------
+
+// Writes the elements of a strided array to `to`, in row-major order. Strides are in elements.
+void copy_to_contiguous(const char* from, char* to, size_t itemsize, const int32_t* shape,
+                        const int64_t* strides, int ndim);
+
+// ---- blas.cc ----------------------------------------------------------------------------------
+
+// Routes the BLAS calls of libmlx to `library` (OpenBLAS with the symbol prefix `prefix`) by
+// rewriting libmlx's own import table. Returns the number of routed functions; throws when the
+// platform or the library does not allow it.
+int route_blas(const std::string& library, const std::string& prefix, int threads);
+bool blas_routed();
+
+}  // namespace zmlx

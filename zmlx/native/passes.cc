@@ -1,0 +1,333 @@
+#include "passes.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <set>
+
+namespace zmlx {
+namespace {
+
+struct Unsupported {
+  const char* word;
+  char use;  // 'k' a keyword of Metal or C++, 't' a type, '(' a function
+  const char* why;
+};
+
+const char* const image = "images cannot be bound by mx.fast.metal_kernel; read from an array";
+const char* const ray = "ray tracing has no counterpart outside Metal";
+const char* const tensor = "Metal 4 tensors are not available; use simdgroup_matrix or plain loops";
+const char* const stage = "only compute kernels run here";
+const char* const unwind = "Metal has no exceptions; write a sentinel value instead";
+const char* const heap = "Metal cannot allocate; declare an array of constant size";
+const char* const fixed = "mx.fast.metal_kernel cannot set it; use a template argument";
+
+const Unsupported unsupported[] = {
+    {"double", 'k', "Metal has no double; use float"},
+    {"goto", 'k', "Metal has no goto; use a loop with break"},
+    {"throw", 'k', unwind},
+    {"try", 'k', unwind},
+    {"catch", 'k', unwind},
+    {"virtual", 'k', "Metal has no virtual functions; use a template"},
+    {"dynamic_cast", 'k', "Metal has no run-time types; use a template"},
+    {"typeid", 'k', "Metal has no run-time types; use a template"},
+    {"new", 'k', heap},
+    {"delete", 'k', heap},
+    {"malloc", '(', heap},
+    {"asm", 'k', "inline assembly runs on one target only; use Metal's functions"},
+    {"__asm__", 'k', "inline assembly runs on one target only; use Metal's functions"},
+    {"__asm", 'k', "inline assembly runs on one target only; use Metal's functions"},
+    {"thread_local", 'k', "Metal has none; use a local variable"},
+    {"vertex", 'k', stage},
+    {"fragment", 'k', stage},
+    {"ray_data", 'k', ray},
+    {"object_data", 'k', stage},
+    {"imageblock", 't', "tile memory belongs to render passes; use threadgroup memory"},
+    {"sampler", 't', image},
+    {"texture_buffer", 't', image},
+    {"intersector", 't', ray},
+    {"intersection_query", 't', ray},
+    {"intersection_function_table", 't', ray},
+    {"visible_function_table", 't', "function tables cannot be bound; call the function"},
+    {"acceleration_structure", 't', ray},
+    {"instance_acceleration_structure", 't', ray},
+    {"primitive_acceleration_structure", 't', ray},
+    {"command_buffer", 't', "indirect command buffers cannot be bound"},
+    {"tensor", '<', tensor},
+    {"cooperative_tensor", 't', tensor},
+    {"mpp", ':', tensor},
+    {"std", ':', "Metal has no std; its library is in namespace metal"},
+    {"raytracing", ':', ray},
+};
+
+bool is_texture(const std::string& word) {
+  static const std::set<std::string> shapes = {"1d", "1d_array", "2d", "2d_array", "2d_ms",
+                                               "2d_ms_array", "3d", "cube", "cube_array"};
+  for (const char* kind : {"texture", "depth"}) {
+    size_t length = std::strlen(kind);
+    if (word.compare(0, length, kind) == 0 && shapes.count(word.substr(length))) return true;
+  }
+  return false;
+}
+
+bool used_as(char use, const Tokens& tokens, size_t i) {
+  if (i > 0 && tokens[i - 1].is_any({".", "->"})) return false;
+  if (i + 1 >= tokens.size()) return use == 'k';
+  auto& next = tokens[i + 1];
+  switch (use) {
+    case 't': return next.kind == Token::word || next.is("<");
+    case '(': return next.is("(");
+    case '<': return next.is("<");
+    case ':': return next.is("::");
+  }
+  // `f() = delete` declares, it frees nothing.
+  return !(tokens[i].is("delete") && i > 0 && tokens[i - 1].is("="));
+}
+
+}  // namespace
+
+void refuse_unsupported(const Unit& unit) {
+  auto& tokens = unit.tokens;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i].kind != Token::word) continue;
+    for (auto& entry : unsupported) {
+      if (!tokens[i].is(entry.word) || !used_as(entry.use, tokens, i)) continue;
+      unit.place.refuse(tokens[i].line,
+                        "`" + tokens[i].text + "` is not supported: " + entry.why);
+    }
+    if (is_texture(tokens[i].text) && used_as('t', tokens, i)) {
+      unit.place.refuse(tokens[i].line,
+                        "`" + tokens[i].text + "` is not supported: " + image);
+    }
+    if (tokens[i].is("function_constant") && i > 0 && tokens[i - 1].is("[")) {
+      unit.place.refuse(tokens[i].line,
+                        std::string("`[[function_constant]]` is not supported: ") + fixed);
+    }
+  }
+}
+
+// Metal has no stack to recurse on. Overloads and templates may name themselves and mean another
+// function, so only names with a single definition count.
+void refuse_recursion(const Unit& unit) {
+  std::map<std::string, const Function*> single;
+  for (auto& function : unit.outline.functions) {
+    if (!function.body || function.name.empty() || function.name == "operator") continue;
+    bool other = unit.outline.templates.count(function.name) || single.count(function.name);
+    single[function.name] = other ? nullptr : &function;
+  }
+  std::map<std::string, std::set<std::string>> calls;
+  for (auto& [name, function] : single) {
+    if (!function) continue;
+    for (size_t i = function->body; i < function->end; ++i) {
+      auto found = single.find(unit.tokens[i].text);
+      bool member = unit.tokens[i - 1].is_any({".", "->", "::"});
+      if (found != single.end() && found->second && !member &&
+          unit.tokens[i + 1].is("(")) {
+        calls[name].insert(found->first);
+      }
+    }
+  }
+  for (auto& [name, direct] : calls) {
+    std::set<std::string> reached = direct;
+    std::vector<std::string> work(direct.begin(), direct.end());
+    while (!work.empty()) {
+      std::string next = work.back();
+      work.pop_back();
+      for (auto& callee : calls[next]) {
+        if (reached.insert(callee).second) work.push_back(callee);
+      }
+    }
+    if (!reached.count(name)) continue;
+    unit.place.refuse(unit.tokens[single[name]->head].line,
+                      "recursion (`" + name + "` calls itself) is not supported: Metal has no "
+                      "call stack; use a loop or a template");
+  }
+}
+
+// [[…]] says nothing that the target language needs: geometry comes from the driver, and hints
+// such as [[unroll]] are the compiler's business.
+void drop_attributes(Unit& unit) {
+  auto& tokens = unit.tokens;
+  for (size_t i = 0; i + 1 < tokens.size(); ++i) {
+    if (!tokens[i].is("[") || !tokens[i + 1].is("[") || tokens[i + 1].column) continue;
+    size_t end = unit.outline.partner[i];
+    if (unit.outline.partner[i + 1] + 1 != end) continue;
+    for (; i <= end; ++i) tokens[i].dropped = true;
+    --i;
+  }
+}
+
+// What has no meaning once a text is a translation unit of its own.
+void drop_hints(Unit& unit) {
+  auto& tokens = unit.tokens;
+  auto drop = [&](size_t begin, size_t end) {
+    for (size_t i = begin; i <= end; ++i) tokens[i].dropped = true;
+  };
+  for (size_t i = 0; i + 2 < tokens.size(); ++i) {
+    if (tokens[i].is("_Pragma") && tokens[i + 1].is("(")) drop(i, unit.outline.partner[i + 1]);
+    if (tokens[i].is("coherent")) {
+      drop(i, tokens[i + 1].is("(") ? unit.outline.partner[i + 1] : i);
+    }
+    if (tokens[i].is("using") && tokens[i + 1].is("namespace") && tokens[i + 2].is("metal")) {
+      drop(i, unit.outline.statement_end(i));
+    }
+  }
+}
+
+// Metal's literals are float unless they say otherwise; C++ would compute in double.
+void suffix_literals(Unit& unit) {
+  for (auto& token : unit.tokens) {
+    std::string& text = token.text;
+    if (token.kind != Token::number) continue;
+    bool hexadecimal = text.size() > 1 && (text[1] == 'x' || text[1] == 'X');
+    const char* floating = hexadecimal ? "pP" : ".eE";
+    if (text.find_first_of(floating) == std::string::npos) continue;
+    size_t length = text.find_last_of(hexadecimal ? "0123456789" : "0123456789.") + 1;
+    std::string suffix = text.substr(length);
+    for (char& c : suffix) c = (char)std::tolower((unsigned char)c);
+    std::string digits = text.substr(0, length);
+    if (suffix.empty()) {
+      text = digits + "f";
+    } else if (suffix == "h") {
+      text = "half(" + digits + "f)";
+    } else if (suffix == "bf") {
+      text = "bfloat(" + digits + "f)";
+    } else if (suffix != "f") {
+      unit.place.refuse(token.line, "the literal `" + text +
+                                        "` is not supported: Metal has float (1.0), half (1.0h) "
+                                        "and bfloat (1.0bf) literals");
+    }
+  }
+}
+
+// Keywords since C++20 that are ordinary names in Metal.
+void rename_keywords(Unit& unit) {
+  for (auto& token : unit.tokens) {
+    if (token.is_any({"concept", "requires", "consteval", "constinit", "co_await", "co_return",
+                       "co_yield", "char8_t"})) {
+      token.text += "_";
+    }
+  }
+}
+
+// v.xy becomes v[zk_swizzle<0, 1>()], which is valid in templates too; where it is assigned to,
+// v[zk_swizzle_ref<0, 1>()].
+void rewrite_swizzles(Unit& unit) {
+  auto& tokens = unit.tokens;
+  for (size_t i = 1; i < tokens.size(); ++i) {
+    auto& token = tokens[i];
+    auto& access = tokens[i - 1];
+    if (!access.is_any({".", "->"}) || token.kind != Token::word) continue;
+    if (token.text.size() < 2 || token.text.size() > 4) continue;
+    bool call = i + 1 < tokens.size() && tokens[i + 1].is("(");
+    if (call || unit.outline.fields.count(token.text)) continue;
+    for (std::string letters : {"xyzw", "rgba"}) {
+      if (token.text.find_first_not_of(letters) != std::string::npos) continue;
+      std::string list;
+      for (char c : token.text) {
+        list += (list.empty() ? "" : ", ") + std::to_string(letters.find(c));
+      }
+      if (access.is("->")) access.after += "[0]";
+      access.dropped = true;
+      bool assigned = i + 1 < tokens.size() &&
+                      tokens[i + 1].is_any({"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=",
+                                             "<<=", ">>="});
+      token.text = (assigned ? "[zk_swizzle_ref<" : "[zk_swizzle<") + list + ">()]";
+      break;
+    }
+  }
+}
+
+namespace {
+
+// Where the expression that ends before token i begins, for operators that bind like `?`.
+size_t condition_begin(const Unit& unit, size_t i) {
+  auto& tokens = unit.tokens;
+  while (i > 0) {
+    auto& previous = tokens[i - 1];
+    if (previous.is_any({"(", "[", "{", "}", ",", ";", "?", ":", "return", "case", "=", "+=",
+                          "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>=", "else", "do"})) {
+      break;
+    }
+    // A group or a template list is one operand, unless it is the head of a statement.
+    size_t partner = unit.outline.partner[i - 1];
+    bool grouped = previous.is_any({")", "]", ">"}) && partner != Outline::none;
+    bool head = grouped && partner > 0 &&
+                tokens[partner - 1].is_any({"if", "for", "while", "switch"});
+    if (head) break;
+    i = grouped ? partner : i - 1;
+  }
+  return i;
+}
+
+// The `:` of the `?` at i, or the last token of the arm after the `:` at i.
+size_t arm_end(const Unit& unit, size_t i, bool second) {
+  auto& tokens = unit.tokens;
+  int nested = 0;
+  for (++i; i < tokens.size(); ++i) {
+    if (tokens[i].is_any({"(", "[", "{"})) {
+      i = unit.outline.partner[i];
+    } else if (unit.outline.angle_end(i) != Outline::none) {
+      i = unit.outline.angle_end(i);
+    } else if (tokens[i].is("?")) {
+      ++nested;
+    } else if (tokens[i].is(":") && nested-- == 0) {
+      return second ? i - 1 : i;
+    } else if (tokens[i].is_any({")", "]", "}", ",", ";"})) {
+      return second ? i - 1 : Outline::none;
+    }
+  }
+  return Outline::none;
+}
+
+bool names_narrow_types(const Tokens& tokens) {
+  static const char* const types[] = {"half",   "half2",   "half3",   "half4",     "float16_t",
+                                      "bfloat", "bfloat2", "bfloat3", "bfloat4",   "bfloat16_t"};
+  return std::any_of(tokens.begin(), tokens.end(), [](const Token& token) {
+    return std::any_of(std::begin(types), std::end(types),
+                       [&](const char* type) { return token.is(type); });
+  });
+}
+
+}  // namespace
+
+// `c ? a : b` with a half and a float converts both ways in C++ and is ambiguous; with a half and
+// an int it would yield an int. zk_arm makes both arms a type that converts one way only, as
+// Metal's arithmetic conversions do, and zk_value takes the result out again.
+void balance_conditionals(Unit& unit) {
+  auto& tokens = unit.tokens;
+  if (!names_narrow_types(tokens)) return;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    size_t list = unit.outline.angle_end(i);
+    if (list != Outline::none) {  // integers, no arithmetic
+      i = list;
+      continue;
+    }
+    if (!tokens[i].is("?")) continue;
+    size_t colon = arm_end(unit, i, false);
+    if (colon == Outline::none) continue;
+    size_t last = arm_end(unit, colon, true);
+    if (last == Outline::none) continue;
+    tokens[condition_begin(unit, i)].before += "zk_value(";
+    tokens[i].after += " zk_arm(";
+    tokens[colon].before += ")";
+    tokens[colon].after += " zk_arm(";
+    tokens[last].after += "))";
+  }
+}
+
+// The kernel must be inlined into the driver: only then do thread indices fold and loops vectorise.
+void declare_kernel(Unit& unit) {
+  auto& signature = unit.signature;
+  auto& tokens = unit.tokens;
+  tokens[signature.name_at - 1].before += "static inline __attribute__((always_inline)) ";
+  if (unit.declarations && unit.mode == Mode::cooperative) {
+    tokens[signature.open].after += "char* const* zk_memory, ";
+  }
+  for (auto& parameter : signature.parameters) {
+    if (parameter.plain) tokens[parameter.type_token].text = "zk_uint3";
+  }
+  for (size_t i = signature.tail; i < tokens.size(); ++i) tokens[i].dropped = true;
+}
+
+}  // namespace zmlx

@@ -1,0 +1,63 @@
+// The passes over a kernel's tokens. Each handles one difference between Metal and the target
+// language and is independent of the others; none moves a token (see tokens.h).
+#pragma once
+
+#include <set>
+#include <string>
+
+#include "outline.h"
+#include "signature.h"
+#include "tokens.h"
+
+namespace zmlx {
+
+struct Unit {
+  Unit(Tokens text, const Place& where)
+      : tokens(std::move(text)), place(where), outline((pad(tokens), tokens), place),
+        signature(read_signature(tokens, outline, place)) {}
+  Unit(const Unit&) = delete;  // the outline refers to the tokens
+
+  Tokens tokens;
+  Place place;
+  Outline outline;
+  Signature signature;
+  Mode mode = Mode::one_thread;
+  int declarations = 0;  // threadgroup declarations so far
+
+  bool in_kernel(size_t i) const {
+    return i > signature.body && i < outline.partner[signature.body];
+  }
+
+ private:
+  // Empty tokens behind the last one, so that passes may look ahead anywhere.
+  static void pad(Tokens& tokens) {
+    Token empty;
+    empty.dropped = true;
+    tokens.resize(tokens.size() + 4, empty);
+  }
+};
+
+// passes.cc
+void refuse_unsupported(const Unit&);
+void refuse_recursion(const Unit&);
+void drop_attributes(Unit&);
+void drop_hints(Unit&);
+void suffix_literals(Unit&);
+void rename_keywords(Unit&);
+void rewrite_swizzles(Unit&);
+void balance_conditionals(Unit&);
+void declare_kernel(Unit&);
+
+// address_spaces.cc
+// Type of each parameter without address space, name and default, so that declarations compare.
+std::string parameter_types(const Unit&, const Function&);
+void merge_overloads(Unit&);  // those that differ in address space only
+void rewrite_address_spaces(Unit&);
+
+// collectives.cc
+const std::set<std::string>& collectives();  // Metal's functions at which threads meet
+bool has_collectives(const Unit&);
+bool has_threadgroup_memory(const Unit&);
+void mark_collectives(Unit&);
+
+}  // namespace zmlx

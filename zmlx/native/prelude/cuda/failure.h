@@ -1,0 +1,2 @@
+// section failure
+// ZMLX_FAIL does nothing here: see platform.h.

@@ -1,0 +1,231 @@
+// section math; needs base; after numbers vectors; tokens *
+// Metal's common functions: choice, rounding, classification, roots, parts of a float.
+// Every function has float, half and bfloat forms; a half or bfloat is computed in float and
+// rounded once. Vector forms are made from the same rows when the text uses vectors.
+
+// An integer among halves or bfloats converts to them.
+#ifdef ZK_NUMBERS
+#define ZK_NARROW_1(f)          \
+  template <zk_narrow T>        \
+  METAL_FUNC T f(T x) {         \
+    return T(f(float(x)));      \
+  }
+#define ZK_NARROW_2(f)                   \
+  template <class T, class U>            \
+    requires zk_narrow_with<T, U>        \
+  METAL_FUNC T f(T x, U y) {             \
+    return T(f(float(x), float(T(y)))); \
+  }                                      \
+  template <class U, class T>            \
+    requires zk_integer_with<U, T>       \
+  METAL_FUNC T f(U x, T y) {             \
+    return T(f(float(T(x)), float(y))); \
+  }
+#define ZK_NARROW_3(f)                                             \
+  template <class T, class U, class V>                             \
+    requires(zk_narrow_with<T, U> && zk_narrow_with<T, V>)         \
+  METAL_FUNC T f(T x, U y, V z) {                                  \
+    return T(f(float(x), float(T(y)), float(T(z))));               \
+  }
+#define ZK_NARROW_TEST(f)       \
+  template <zk_narrow T>        \
+  METAL_FUNC bool f(T x) {      \
+    return f(float(x));         \
+  }
+#else
+#define ZK_NARROW_1(f)
+#define ZK_NARROW_2(f)
+#define ZK_NARROW_3(f)
+#define ZK_NARROW_TEST(f)
+#endif
+
+#ifndef ZK_VECTORS
+#define ZK_VECTOR_1(f)
+#define ZK_VECTOR_2(f)
+#define ZK_VECTOR_3(f)
+#define ZK_VECTOR_TEST(f)
+#endif
+
+// One row per function, after its float form; the number is that of its arguments.
+#define ZK_MATH_1(f) ZK_NARROW_1(f) ZK_VECTOR_1(f)
+#define ZK_MATH_2(f) ZK_NARROW_2(f) ZK_VECTOR_2(f)
+#define ZK_MATH_3(f) ZK_NARROW_3(f) ZK_VECTOR_3(f)
+#define ZK_MATH_TEST(f) ZK_NARROW_TEST(f) ZK_VECTOR_TEST(f)
+
+namespace metal {
+
+// Integers. Operands of different types are an error, as in Metal, and must not reach the float
+// forms by conversion.
+template <zk_integer T>
+constexpr METAL_FUNC T max(T x, T y) {
+  return x < y ? y : x;
+}
+template <zk_integer T>
+constexpr METAL_FUNC T min(T x, T y) {
+  return y < x ? y : x;
+}
+template <zk_integer T>
+constexpr METAL_FUNC T max3(T x, T y, T z) {
+  return max(x, max(y, z));
+}
+template <zk_integer T>
+constexpr METAL_FUNC T min3(T x, T y, T z) {
+  return min(x, min(y, z));
+}
+template <zk_integer T>
+constexpr METAL_FUNC T median3(T x, T y, T z) {
+  return max(min(x, y), min(max(x, y), z));
+}
+template <zk_integer T>
+constexpr METAL_FUNC T clamp(T x, T low, T high) {
+  return min(max(x, low), high);
+}
+template <zk_integer T>
+constexpr METAL_FUNC T abs(T x) {
+  return x < T(0) ? T(-x) : x;
+}
+template <zk_integer T, zk_integer U>
+void max(T, U) = delete;
+template <zk_integer T, zk_integer U>
+void min(T, U) = delete;
+template <zk_integer T, zk_integer U, zk_integer V>
+void clamp(T, U, V) = delete;
+template <zk_scalar T>
+constexpr METAL_FUNC T select(T no, T yes, bool choice) {
+  return choice ? yes : no;
+}
+
+// g++ turns a<b?b:a into one instruction, in reductions too, only where NaN and -0 need no order:
+// Metal leaves both open here. The attribute reaches no further than the function: the caller's
+// x != x stays.
+#ifdef ZK_MAXIMUM
+METAL_FUNC float max(float x, float y) { return ZK_MAXIMUM(x, y); }
+METAL_FUNC float min(float x, float y) { return ZK_MINIMUM(x, y); }
+#elif defined(__clang__)
+METAL_FUNC float max(float x, float y) { return __builtin_elementwise_max(x, y); }
+METAL_FUNC float min(float x, float y) { return __builtin_elementwise_min(x, y); }
+#else
+#define ZK_UNORDERED __attribute__((always_inline, optimize("finite-math-only", "no-signed-zeros")))
+ZK_UNORDERED inline float max(float x, float y) { return x < y ? y : x; }
+ZK_UNORDERED inline float min(float x, float y) { return y < x ? y : x; }
+#endif
+ZK_MATH_2(max)
+ZK_MATH_2(min)
+
+METAL_FUNC bool isnan(float x) { return (as_type<int>(x) & 0x7fffffff) > 0x7f800000; }
+METAL_FUNC bool isinf(float x) { return (as_type<int>(x) & 0x7fffffff) == 0x7f800000; }
+METAL_FUNC bool isfinite(float x) { return (as_type<int>(x) & 0x7fffffff) < 0x7f800000; }
+METAL_FUNC bool isnormal(float x) {
+  return uint((as_type<int>(x) & 0x7fffffff) - 0x00800000) < 0x7f000000u;
+}
+METAL_FUNC bool signbit(float x) { return as_type<int>(x) < 0; }
+ZK_MATH_TEST(isnan)
+ZK_MATH_TEST(isinf)
+ZK_MATH_TEST(isfinite)
+ZK_MATH_TEST(isnormal)
+ZK_MATH_TEST(signbit)
+METAL_FUNC bool isunordered(float x, float y) { return isnan(x) || isnan(y); }
+METAL_FUNC bool isordered(float x, float y) { return !isunordered(x, y); }
+#ifdef ZK_VECTORS
+template <class T, int N>
+METAL_FUNC vec<bool, N> isunordered(vec<T, N> x, zk_same<vec<T, N>> y) {
+  return isnan(x) || isnan(y);
+}
+template <class T, int N>
+METAL_FUNC vec<bool, N> isordered(vec<T, N> x, zk_same<vec<T, N>> y) {
+  return !isunordered(x, y);
+}
+#endif
+
+// The other operand where one is NaN.
+METAL_FUNC float fmax(float x, float y) {
+  float larger = x < y ? y : x;
+  return x != x ? y : larger;
+}
+METAL_FUNC float fmin(float x, float y) {
+  float smaller = y < x ? y : x;
+  return x != x ? y : smaller;
+}
+ZK_MATH_2(fmax)
+ZK_MATH_2(fmin)
+METAL_FUNC float max3(float x, float y, float z) { return max(x, max(y, z)); }
+METAL_FUNC float min3(float x, float y, float z) { return min(x, min(y, z)); }
+METAL_FUNC float median3(float x, float y, float z) {
+  return max(min(x, y), min(max(x, y), z));
+}
+METAL_FUNC float fmax3(float x, float y, float z) { return fmax(x, fmax(y, z)); }
+METAL_FUNC float fmin3(float x, float y, float z) { return fmin(x, fmin(y, z)); }
+METAL_FUNC float fmedian3(float x, float y, float z) {
+  return fmax(fmin(x, y), fmin(fmax(x, y), z));
+}
+ZK_MATH_3(max3)
+ZK_MATH_3(min3)
+ZK_MATH_3(median3)
+ZK_MATH_3(fmax3)
+ZK_MATH_3(fmin3)
+ZK_MATH_3(fmedian3)
+
+METAL_FUNC float fabs(float x) { return __builtin_fabsf(x); }
+METAL_FUNC float abs(float x) { return __builtin_fabsf(x); }
+METAL_FUNC float copysign(float x, float y) { return __builtin_copysignf(x, y); }
+METAL_FUNC float sign(float x) { return isnan(x) ? 0.0f : x > 0 ? 1.0f : x < 0 ? -1.0f : x; }
+ZK_MATH_1(fabs)
+ZK_MATH_1(abs)
+ZK_MATH_2(copysign)
+ZK_MATH_1(sign)
+
+METAL_FUNC float clamp(float x, float low, float high) { return min(max(x, low), high); }
+METAL_FUNC float saturate(float x) { return clamp(x, 0.0f, 1.0f); }
+METAL_FUNC float mix(float x, float y, float a) { return x + (y - x) * a; }
+METAL_FUNC float step(float edge, float x) { return x < edge ? 0.0f : 1.0f; }
+METAL_FUNC float smoothstep(float low, float high, float x) {
+  float t = saturate((x - low) / (high - low));
+  return t * t * (3.0f - 2.0f * t);
+}
+ZK_MATH_3(clamp)
+ZK_MATH_1(saturate)
+ZK_MATH_3(mix)
+ZK_MATH_2(step)
+ZK_MATH_3(smoothstep)
+
+METAL_FUNC float floor(float x) { return __builtin_floorf(x); }
+METAL_FUNC float ceil(float x) { return __builtin_ceilf(x); }
+METAL_FUNC float trunc(float x) { return __builtin_truncf(x); }
+METAL_FUNC float rint(float x) { return __builtin_rintf(x); }
+// Half away from zero. The largest float below 1/2 keeps 0.49999997 from rounding up to 1.
+METAL_FUNC float round(float x) { return trunc(x + copysign(0x1.fffffep-2f, x)); }
+METAL_FUNC float fract(float x) { return fmin(x - floor(x), 0x1.fffffep-1f); }
+ZK_MATH_1(floor)
+ZK_MATH_1(ceil)
+ZK_MATH_1(trunc)
+ZK_MATH_1(rint)
+ZK_MATH_1(round)
+ZK_MATH_1(fract)
+
+METAL_FUNC float fma(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+METAL_FUNC float divide(float x, float y) { return x / y; }
+METAL_FUNC float fdim(float x, float y) { return x <= y ? 0.0f : x - y; }
+METAL_FUNC float sqrt(float x) { return __builtin_sqrtf(x); }
+#ifdef ZK_RSQRT
+METAL_FUNC float rsqrt(float x) { return ZK_RSQRT(x); }
+#else
+METAL_FUNC float rsqrt(float x) { return 1.0f / sqrt(x); }
+#endif
+// Exact for any quotient, by the long division of the C library.
+METAL_FUNC float fmod(float x, float y) { return __builtin_fmodf(x, y); }
+ZK_MATH_3(fma)
+ZK_MATH_2(divide)
+ZK_MATH_2(fdim)
+ZK_MATH_1(sqrt)
+ZK_MATH_1(rsqrt)
+ZK_MATH_2(fmod)
+
+// Metal's variants of other precision: here every function is as precise as it gets.
+namespace precise {
+using namespace metal;
+}
+namespace fast {
+using namespace metal;
+}
+
+}  // namespace metal

@@ -1,0 +1,366 @@
+// section vectors; needs base; after numbers; tokens vec packed_vec bool2 bool3 bool4 char2 char3 char4 uchar2 uchar3 uchar4 short2 short3 short4 ushort2 ushort3 ushort4 int2 int3 int4 uint2 uint3 uint4 long2 long3 long4 ulong2 ulong3 ulong4 float2 float3 float4 half2 half3 half4 bfloat2 bfloat3 bfloat4 packed_char2 packed_char3 packed_char4 packed_uchar2 packed_uchar3 packed_uchar4 packed_short2 packed_short3 packed_short4 packed_ushort2 packed_ushort3 packed_ushort4 packed_int2 packed_int3 packed_int4 packed_uint2 packed_uint3 packed_uint4 packed_long2 packed_long3 packed_long4 packed_float2 packed_float3 packed_float4 packed_half2 packed_half3 packed_half4 packed_bfloat2 packed_bfloat3 packed_bfloat4
+// Metal's vectors: classes, because no C++ compiler's own vectors have both swizzles and
+// constructors. Alignment is that of Metal (three components are stored as four).
+
+#define ZK_VECTORS 1
+
+namespace metal {
+
+template <class T, int N>
+struct vec;
+template <class T, int N>
+struct packed_vec;
+
+// v.zx is written v[zk_swizzle<2, 0>()]; where it is assigned to, v[zk_swizzle_ref<2, 0>()].
+template <int... I>
+struct zk_swizzle {};
+template <int... I>
+struct zk_swizzle_ref {};
+
+// Vectors and what stands for one (packed vectors, assignable swizzles) name their vector type.
+template <class A>
+concept zk_vectorial = requires { typename A::zk_vector; };
+
+// The vector type of an operation: all operands that are vectors share it, scalars are spread.
+template <class... A>
+struct zk_joined {};
+template <zk_vectorial A, class... B>
+  requires((__is_same(A, B) || zk_scalar<B> || zk_vectorial<B>) && ...)
+struct zk_joined<A, B...> {
+  using type = typename A::zk_vector;
+};
+template <zk_scalar A, class... B>
+struct zk_joined<A, B...> : zk_joined<B...> {};
+template <class... A>
+using zk_join = typename zk_joined<A...>::type;
+
+// Spreads a scalar or copies a vector; other vector types do not convert by themselves.
+template <class V, class A>
+constexpr METAL_FUNC V zk_spread(A x) {
+  V v = x;
+  return v;
+}
+
+template <class T, class S>
+concept zk_converts = requires(S x, void (*take)(T)) { take(x); };
+
+template <class A>
+inline constexpr int zk_count = 1;
+template <zk_vectorial A>
+inline constexpr int zk_count<A> = A::zk_vector::zk_lanes;
+
+// A V of E(a, x), E(a, y), … for its components.
+#define ZK_LANES(V, E, a)                                  \
+  if constexpr (V::zk_lanes == 2) {                        \
+    return V(E(a, x), E(a, y));                            \
+  } else if constexpr (V::zk_lanes == 3) {                 \
+    return V(E(a, x), E(a, y), E(a, z));                   \
+  } else {                                                 \
+    return V(E(a, x), E(a, y), E(a, z), E(a, w));          \
+  }
+
+// The part that all vectors share. A scalar converts as it would to T alone, so that bfloat4 from
+// a float needs a cast; vectors of other types need one always.
+#define ZK_VECTOR_BODY(N)                                                                     \
+  using zk_vector = vec;                                                                      \
+  using zk_element = T;                                                                       \
+  static constexpr int zk_lanes = N;                                                          \
+  vec() = default;                                                                            \
+  template <zk_scalar S>                                                                      \
+  constexpr explicit(!zk_converts<T, S>) METAL_FUNC vec(S s) : vec(zk_all(), T(s)) {}         \
+  template <class U>                                                                          \
+  constexpr explicit METAL_FUNC vec(const vec<U, N>& v) : vec(zk_from(), v) {}                \
+  template <class A, class B, class... C>                                                     \
+    requires(zk_count<A> + zk_count<B> + (0 + ... + zk_count<C>) == N &&                      \
+             2 + sizeof...(C) < N)                                                            \
+  constexpr METAL_FUNC vec(A a, B b, C... c) {                                                \
+    int i = 0;                                                                                \
+    zk_append(i, a), zk_append(i, b), (zk_append(i, c), ...);                                 \
+  }                                                                                           \
+  constexpr METAL_FUNC T& operator[](int i) { return zk_at[i]; }                              \
+  constexpr METAL_FUNC const T& operator[](int i) const { return zk_at[i]; }                  \
+  template <int... I>                                                                         \
+  constexpr METAL_FUNC vec<T, int(sizeof...(I))> operator[](zk_swizzle<I...>) const {         \
+    return vec<T, int(sizeof...(I))>(zk_at[I]...);                                            \
+  }                                                                                           \
+  template <int... I>                                                                         \
+  constexpr METAL_FUNC auto operator[](zk_swizzle_ref<I...>) {                                \
+    return zk_reference<T, I...>{zk_at};                                                      \
+  }                                                                                           \
+                                                                                              \
+ private:                                                                                     \
+  struct zk_all {};                                                                           \
+  struct zk_from {};                                                                          \
+  template <class A>                                                                          \
+  constexpr METAL_FUNC void zk_append(int& i, A a) {                                          \
+    if constexpr (zk_vectorial<A>) {                                                          \
+      typename A::zk_vector v = a;                                                            \
+      for (int k = 0; k < zk_count<A>; ++k) zk_at[i++] = T(v[k]);                             \
+    } else {                                                                                  \
+      zk_at[i++] = T(a);                                                                      \
+    }                                                                                         \
+  }
+
+// An assignable swizzle.
+template <class T, int... I>
+struct zk_reference {
+  using zk_vector = vec<T, int(sizeof...(I))>;
+  T* zk_to;
+  constexpr METAL_FUNC operator zk_vector() const { return zk_vector(zk_to[I]...); }
+  constexpr METAL_FUNC const zk_reference& operator=(zk_vector v) const {
+    int k = 0;
+    ((zk_to[I] = v[k++]), ...);
+    return *this;
+  }
+};
+
+// Sizes are Metal's, alignments at most 8 where Metal has up to 32: MLX's buffers on the CPU start
+// at odd multiples of 8, and a vector that is loaded whole from one must not be taken for aligned.
+#ifndef ZK_MOST_ALIGNED
+#define ZK_MOST_ALIGNED 8
+#endif
+constexpr METAL_FUNC int zk_alignment(int natural) {
+  return natural < ZK_MOST_ALIGNED ? natural : ZK_MOST_ALIGNED;
+}
+
+template <class T>
+struct alignas(zk_alignment(2 * sizeof(T))) vec<T, 2> {
+  union {
+    struct { T x, y; };
+    struct { T r, g; };
+    T zk_at[2];
+  };
+  constexpr METAL_FUNC vec(T x, T y) : x(x), y(y) {}
+  ZK_VECTOR_BODY(2)
+  constexpr METAL_FUNC vec(zk_all, T s) : x(s), y(s) {}
+  template <class V>
+  constexpr METAL_FUNC vec(zk_from, const V& v) : x(T(v.x)), y(T(v.y)) {}
+};
+
+template <class T>
+struct alignas(zk_alignment(4 * sizeof(T))) vec<T, 3> {
+  union {
+    struct { T x, y, z; };
+    struct { T r, g, b; };
+    T zk_at[3];
+    T zk_stored[4];
+  };
+  constexpr METAL_FUNC vec(T x, T y, T z) : x(x), y(y), z(z) {}
+  ZK_VECTOR_BODY(3)
+  constexpr METAL_FUNC vec(zk_all, T s) : x(s), y(s), z(s) {}
+  template <class V>
+  constexpr METAL_FUNC vec(zk_from, const V& v) : x(T(v.x)), y(T(v.y)), z(T(v.z)) {}
+};
+
+template <class T>
+struct alignas(zk_alignment(4 * sizeof(T))) vec<T, 4> {
+  union {
+    struct { T x, y, z, w; };
+    struct { T r, g, b, a; };
+    T zk_at[4];
+  };
+  constexpr METAL_FUNC vec(T x, T y, T z, T w) : x(x), y(y), z(z), w(w) {}
+  ZK_VECTOR_BODY(4)
+  constexpr METAL_FUNC vec(zk_all, T s) : x(s), y(s), z(s), w(s) {}
+  template <class V>
+  constexpr METAL_FUNC vec(zk_from, const V& v) : x(T(v.x)), y(T(v.y)), z(T(v.z)), w(T(v.w)) {}
+};
+#undef ZK_VECTOR_BODY
+
+#define ZK_INFIX(op, c) T(p.c op q.c)
+#define ZK_COMPARED(op, c) (p.c op q.c)
+#define ZK_PREFIX(op, c) T(op p.c)
+#define ZK_CHOSEN(_, c) (r.c ? q.c : p.c)
+
+#define ZK_OPERATOR(op)                                          \
+  template <class A, class B, class V = zk_join<A, B>>           \
+  constexpr METAL_FUNC V operator op(A a, B b) {                 \
+    using T = typename V::zk_element;                            \
+    V p = zk_spread<V>(a), q = zk_spread<V>(b);                  \
+    ZK_LANES(V, ZK_INFIX, op)                                    \
+  }                                                              \
+  template <zk_vectorial A, class B, class V = zk_join<A, B>>    \
+  constexpr METAL_FUNC A& operator op##=(A& a, B b) {            \
+    a = V(a) op b;                                               \
+    return a;                                                    \
+  }                                                              \
+  template <class T, int... I, class B>                          \
+  constexpr METAL_FUNC void operator op##=(zk_reference<T, I...>&& a, B b) { \
+    a = vec<T, int(sizeof...(I))>(a) op b;                       \
+  }
+ZK_OPERATOR(+)
+ZK_OPERATOR(-)
+ZK_OPERATOR(*)
+ZK_OPERATOR(/)
+ZK_OPERATOR(%)
+ZK_OPERATOR(&)
+ZK_OPERATOR(|)
+ZK_OPERATOR(^)
+ZK_OPERATOR(<<)
+ZK_OPERATOR(>>)
+#undef ZK_OPERATOR
+
+#define ZK_COMPARISON(op)                                        \
+  template <class A, class B, class V = zk_join<A, B>>           \
+  constexpr METAL_FUNC vec<bool, V::zk_lanes> operator op(A a, B b) { \
+    using R = vec<bool, V::zk_lanes>;                            \
+    V p = zk_spread<V>(a), q = zk_spread<V>(b);                  \
+    ZK_LANES(R, ZK_COMPARED, op)                                 \
+  }
+ZK_COMPARISON(==)
+ZK_COMPARISON(!=)
+ZK_COMPARISON(<)
+ZK_COMPARISON(>)
+ZK_COMPARISON(<=)
+ZK_COMPARISON(>=)
+ZK_COMPARISON(&&)
+ZK_COMPARISON(||)
+#undef ZK_COMPARISON
+
+#define ZK_SIGN(op)                                              \
+  template <class T, int N>                                      \
+  constexpr METAL_FUNC vec<T, N> operator op(vec<T, N> p) {      \
+    using V = vec<T, N>;                                         \
+    ZK_LANES(V, ZK_PREFIX, op)                                   \
+  }
+ZK_SIGN(+)
+ZK_SIGN(-)
+ZK_SIGN(~)
+#undef ZK_SIGN
+template <class T, int N>
+constexpr METAL_FUNC vec<bool, N> operator!(vec<T, N> v) { return v == T(0); }
+
+#define ZK_STEP(op, sign)                                        \
+  template <class T, int N>                                      \
+  constexpr METAL_FUNC vec<T, N>& operator op(vec<T, N>& v) { return v = v sign T(1); } \
+  template <class T, int N>                                      \
+  constexpr METAL_FUNC vec<T, N> operator op(vec<T, N>& v, int) { \
+    vec<T, N> before = v;                                        \
+    v = v sign T(1);                                             \
+    return before;                                               \
+  }
+ZK_STEP(++, +)
+ZK_STEP(--, -)
+#undef ZK_STEP
+
+template <int N>
+constexpr METAL_FUNC bool any(vec<bool, N> v) {
+  bool found = false;
+  for (int i = 0; i < N; ++i) found |= v[i];
+  return found;
+}
+template <int N>
+constexpr METAL_FUNC bool all(vec<bool, N> v) {
+  bool found = true;
+  for (int i = 0; i < N; ++i) found &= v[i];
+  return found;
+}
+
+template <class T, int N>
+constexpr METAL_FUNC vec<T, N> select(vec<T, N> p, zk_same<vec<T, N>> q, vec<bool, N> r) {
+  using V = vec<T, N>;
+  ZK_LANES(V, ZK_CHOSEN, )
+}
+template <class T, int N>
+constexpr METAL_FUNC vec<T, N> select(vec<T, N> p, zk_same<vec<T, N>> q, bool choice) {
+  return choice ? q : p;
+}
+
+// Vectors in memory without padding or alignment of their own.
+template <class T, int N>
+struct zk_packed_components;
+template <class T>
+struct zk_packed_components<T, 2> {
+  T x, y;
+};
+template <class T>
+struct zk_packed_components<T, 3> {
+  T x, y, z;
+};
+template <class T>
+struct zk_packed_components<T, 4> {
+  T x, y, z, w;
+};
+template <class T, int N>
+struct packed_vec : zk_packed_components<T, N> {
+  using zk_vector = vec<T, N>;
+  packed_vec() = default;
+  constexpr METAL_FUNC packed_vec(zk_vector v) { zk_store(v); }
+  template <class A, class... B>
+  constexpr METAL_FUNC packed_vec(A a, B... b) { zk_store(zk_vector(a, b...)); }
+  constexpr METAL_FUNC operator zk_vector() const {
+    zk_vector v;
+    for (int i = 0; i < N; ++i) v[i] = (*this)[i];
+    return v;
+  }
+  constexpr METAL_FUNC T& operator[](int i) { return (&this->x)[i]; }
+  constexpr METAL_FUNC const T& operator[](int i) const { return (&this->x)[i]; }
+  template <int... I>
+  constexpr METAL_FUNC vec<T, int(sizeof...(I))> operator[](zk_swizzle<I...>) const {
+    return vec<T, int(sizeof...(I))>((*this)[I]...);
+  }
+  template <int... I>
+  constexpr METAL_FUNC auto operator[](zk_swizzle_ref<I...>) {
+    return zk_reference<T, I...>{&this->x};
+  }
+
+ private:
+  constexpr METAL_FUNC void zk_store(zk_vector v) {
+    for (int i = 0; i < N; ++i) (*this)[i] = v[i];
+  }
+};
+
+#define ZK_VECTOR_NAMES(T)            \
+  using T##2 = vec<T, 2>;             \
+  using T##3 = vec<T, 3>;             \
+  using T##4 = vec<T, 4>;             \
+  using packed_##T##2 = packed_vec<T, 2>; \
+  using packed_##T##3 = packed_vec<T, 3>; \
+  using packed_##T##4 = packed_vec<T, 4>;
+ZK_VECTOR_NAMES(bool)
+ZK_VECTOR_NAMES(char)
+ZK_VECTOR_NAMES(uchar)
+ZK_VECTOR_NAMES(short)
+ZK_VECTOR_NAMES(ushort)
+ZK_VECTOR_NAMES(int)
+ZK_VECTOR_NAMES(uint)
+ZK_VECTOR_NAMES(long)
+ZK_VECTOR_NAMES(ulong)
+ZK_VECTOR_NAMES(float)
+#ifdef ZK_NUMBERS
+ZK_VECTOR_NAMES(half)
+ZK_VECTOR_NAMES(bfloat)
+#endif
+#undef ZK_VECTOR_NAMES
+
+}  // namespace metal
+
+// Vector forms of the functions of later sections.
+#define ZK_CALL_1(f, c) f(p.c)
+#define ZK_CALL_2(f, c) f(p.c, q.c)
+#define ZK_CALL_3(f, c) f(p.c, q.c, r.c)
+#define ZK_VECTOR_1(f)                                 \
+  template <class A, class V = zk_join<A>>             \
+  METAL_FUNC V f(A a) {                                \
+    V p = a;                                           \
+    ZK_LANES(V, ZK_CALL_1, f)                          \
+  }
+#define ZK_VECTOR_2(f)                                 \
+  template <class A, class B, class V = zk_join<A, B>> \
+  METAL_FUNC V f(A a, B b) {                           \
+    V p = zk_spread<V>(a), q = zk_spread<V>(b);        \
+    ZK_LANES(V, ZK_CALL_2, f)                          \
+  }
+#define ZK_VECTOR_3(f)                                                         \
+  template <class A, class B, class C, class V = zk_join<A, B, C>>             \
+  METAL_FUNC V f(A a, B b, C c) {                                              \
+    V p = zk_spread<V>(a), q = zk_spread<V>(b), r = zk_spread<V>(c);           \
+    ZK_LANES(V, ZK_CALL_3, f)                                                  \
+  }
+#define ZK_VECTOR_TEST(f)                              \
+  template <class A, class V = zk_join<A>>             \
+  METAL_FUNC vec<bool, V::zk_lanes> f(A a) {           \
+    using R = vec<bool, V::zk_lanes>;                  \
+    V p = a;                                           \
+    ZK_LANES(R, ZK_CALL_1, f)                          \
+  }

@@ -1,0 +1,420 @@
+// The user's directives and macros, run before every other pass: what a macro holds (a barrier, a
+// threadgroup array, a qualifier, a loop) must be seen by the passes as if it stood in the text.
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+
+#include "tokens.h"
+
+namespace zmlx {
+namespace {
+
+struct Macro {
+  bool function = false;
+  bool variadic = false;
+  std::vector<std::string> parameters;
+  Tokens body;
+};
+
+using Macros = std::map<std::string, Macro>;
+
+bool contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// The integer expression of an #if, with operands already expanded.
+class Condition {
+ public:
+  Condition(const Tokens& tokens, const Place& place, int line)
+      : tokens_(tokens), place_(place), line_(line) {}
+
+  bool value() {
+    long long result = ternary();
+    if (at_ != tokens_.size()) bad();
+    return result != 0;
+  }
+
+ private:
+  [[noreturn]] void bad() { place_.refuse(line_, "this #if condition is not an integer constant"); }
+  bool take(const char* mark) {
+    if (at_ < tokens_.size() && tokens_[at_].is(mark)) return ++at_, true;
+    return false;
+  }
+
+  long long ternary() {
+    long long condition = binary(0);
+    if (!take("?")) return condition;
+    long long yes = ternary();
+    if (!take(":")) bad();
+    long long no = ternary();
+    return condition ? yes : no;
+  }
+
+  static int precedence(const std::string& mark) {
+    static const std::map<std::string, int> levels = {
+        {"||", 1}, {"&&", 2}, {"|", 3}, {"^", 4}, {"&", 5},  {"==", 6}, {"!=", 6}, {"<", 7},
+        {">", 7},  {"<=", 7}, {">=", 7}, {"<<", 8}, {"+", 9}, {"-", 9},  {"*", 10}, {"/", 10},
+        {"%", 10}};
+    auto found = levels.find(mark);
+    return found == levels.end() ? 0 : found->second;
+  }
+
+  long long binary(int least) {
+    long long left = unary();
+    while (at_ < tokens_.size()) {
+      std::string mark = tokens_[at_].text;
+      bool shift = mark == ">" && at_ + 1 < tokens_.size() && tokens_[at_ + 1].is(">");
+      int level = shift ? 8 : precedence(mark);
+      if (level == 0 || level <= least) break;
+      at_ += shift ? 2 : 1;
+      left = apply(shift ? ">>" : mark, left, binary(level));
+    }
+    return left;
+  }
+
+  long long apply(const std::string& mark, long long a, long long b) {
+    if (mark == "||") return a || b;
+    if (mark == "&&") return a && b;
+    if (mark == "|") return a | b;
+    if (mark == "^") return a ^ b;
+    if (mark == "&") return a & b;
+    if (mark == "==") return a == b;
+    if (mark == "!=") return a != b;
+    if (mark == "<") return a < b;
+    if (mark == ">") return a > b;
+    if (mark == "<=") return a <= b;
+    if (mark == ">=") return a >= b;
+    if (mark == "<<") return a << (b & 63);
+    if (mark == ">>") return a >> (b & 63);
+    if (mark == "+") return a + b;
+    if (mark == "-") return a - b;
+    if (mark == "*") return a * b;
+    if (b == 0) bad();
+    return mark == "/" ? a / b : a % b;
+  }
+
+  long long unary() {
+    if (take("!")) return !unary();
+    if (take("-")) return -unary();
+    if (take("+")) return unary();
+    if (take("~")) return ~unary();
+    if (take("(")) {
+      long long inner = ternary();
+      if (!take(")")) bad();
+      return inner;
+    }
+    if (at_ == tokens_.size()) bad();
+    auto& token = tokens_[at_++];
+    if (token.kind == Token::number) return std::strtoll(token.text.c_str(), nullptr, 0);
+    if (token.kind == Token::word) return token.is("true");
+    bad();
+  }
+
+  const Tokens& tokens_;
+  const Place& place_;
+  int line_;
+  size_t at_ = 0;
+};
+
+class Preprocessor {
+ public:
+  explicit Preprocessor(const Place& place) : place_(place) {}
+
+  void take_prelude(const Tokens& defines) {
+    run(defines);
+    prelude_.swap(macros_);
+  }
+
+  Tokens run(const Tokens& tokens) {
+    for (size_t i = 0; i < tokens.size();) {
+      size_t end = i + 1;
+      while (end < tokens.size() && !tokens[end].first) ++end;
+      Tokens line(tokens.begin() + i, tokens.begin() + end);
+      if (line[0].is("#")) {
+        flush();
+        directive(line);
+      } else if (active()) {
+        block_.insert(block_.end(), line.begin(), line.end());
+      }
+      i = end;
+    }
+    flush();
+    if (!branches_.empty()) place_.refuse(branches_.back().line, "this #if has no #endif");
+    return std::move(out_);
+  }
+
+ private:
+  struct Branch {
+    bool now, taken, outer;
+    int line;
+  };
+
+  bool active() const { return branches_.empty() || branches_.back().now; }
+
+  void flush() {
+    Tokens expanded = expand(std::move(block_));
+    out_.insert(out_.end(), expanded.begin(), expanded.end());
+    block_.clear();
+  }
+
+  bool known(const std::string& name) const {
+    return macros_.count(name) || prelude_.count(name);
+  }
+
+  void directive(const Tokens& line) {
+    std::string name = line.size() > 1 ? line[1].text : "";
+    Tokens rest(line.begin() + std::min<size_t>(2, line.size()), line.end());
+    if (conditional(name, rest, line[0].line) || !active()) return;
+    if (name == "define") return define(rest, line[0].line);
+    if (name == "undef") {
+      if (!rest.empty()) macros_.erase(rest[0].text);
+    } else if (name == "include") {
+      include(rest, line[0].line);
+    } else if (name == "error") {
+      std::string text;
+      for (auto& token : rest) text += " " + token.text;
+      place_.refuse(line[0].line, "#error" + text);
+    } else if (name != "pragma" && name != "warning" && !name.empty()) {
+      place_.refuse(line[0].line, "the directive #" + name + " is not supported; remove it");
+    }
+  }
+
+  // Metal's own headers are the prelude; MLX compiles kernels without an include path, so no other
+  // header can be meant.
+  void include(const Tokens& rest, int line) {
+    std::string header;
+    for (auto& token : rest) header += token.text;
+    if (header.rfind("<metal_", 0) == 0) return;
+    place_.refuse(line, "#include " + header + " is not supported: " +
+                            "mx.fast.metal_kernel has no include path; paste the text you need "
+                            "into the header argument");
+  }
+
+  bool conditional(const std::string& name, const Tokens& rest, int line) {
+    bool opens = name == "if" || name == "ifdef" || name == "ifndef";
+    if (opens) {
+      bool outer = active();
+      bool now = outer;
+      if (now && name == "if") now = evaluate(rest, line);
+      if (now && name != "if") now = !rest.empty() && known(rest[0].text) == (name == "ifdef");
+      branches_.push_back({now, now, outer, line});
+      return true;
+    }
+    if (name != "elif" && name != "else" && name != "endif") return false;
+    if (branches_.empty()) place_.refuse(line, "#" + name + " without #if");
+    auto& branch = branches_.back();
+    if (name == "endif") {
+      branches_.pop_back();
+    } else {
+      branch.now = branch.outer && !branch.taken && (name == "else" || evaluate(rest, line));
+      branch.taken |= branch.now;
+    }
+    return true;
+  }
+
+  bool evaluate(const Tokens& tokens, int line) {
+    Tokens resolved;
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      if (!tokens[i].is("defined")) {
+        resolved.push_back(tokens[i]);
+        continue;
+      }
+      bool bracket = i + 1 < tokens.size() && tokens[i + 1].is("(");
+      size_t name = i + 1 + bracket;
+      if (name >= tokens.size()) place_.refuse(line, "defined needs a name");
+      Token number;
+      number.kind = Token::number;
+      number.text = known(tokens[name].text) ? "1" : "0";
+      resolved.push_back(number);
+      i = name + bracket;
+    }
+    Tokens expanded = expand(resolved);
+    macros_.swap(prelude_);
+    expanded = expand(expanded);
+    macros_.swap(prelude_);
+    return Condition(expanded, place_, line).value();
+  }
+
+  void define(const Tokens& rest, int line) {
+    if (rest.empty() || rest[0].kind != Token::word) {
+      place_.refuse(line, "#define needs a name");
+    }
+    Macro macro;
+    size_t at = 1;
+    macro.function = rest.size() > 1 && rest[1].is("(") && rest[1].column == 0;
+    if (macro.function) {
+      for (at = 2; at < rest.size() && !rest[at].is(")"); ++at) {
+        if (rest[at].is("...")) {
+          macro.variadic = true;
+          macro.parameters.push_back("__VA_ARGS__");
+        } else if (rest[at].kind == Token::word) {
+          macro.parameters.push_back(rest[at].text);
+        }
+      }
+      ++at;
+    }
+    if (at < rest.size()) macro.body.assign(rest.begin() + at, rest.end());
+    macros_[rest[0].text] = std::move(macro);
+  }
+
+  // Rescans what it produces; `hidden` stops a macro from expanding inside its own expansion.
+  Tokens expand(Tokens in) {
+    std::reverse(in.begin(), in.end());
+    Tokens out;
+    while (!in.empty()) {
+      Token token = std::move(in.back());
+      in.pop_back();
+      auto found = token.kind == Token::word ? macros_.find(token.text) : macros_.end();
+      if (found == macros_.end() || contains(token.hidden, token.text)) {
+        out.push_back(std::move(token));
+        continue;
+      }
+      const Macro& macro = found->second;
+      std::vector<Tokens> arguments;
+      if (macro.function && !collect(in, macro, token, &arguments)) {
+        out.push_back(std::move(token));
+        continue;
+      }
+      insert(substitute(macro, arguments), token, &in);
+    }
+    return out;
+  }
+
+  // Puts a macro's expansion in front of what is still to be scanned.
+  static void insert(Tokens body, const Token& use, Tokens* in) {
+    if (!in->empty() && in->back().column == 0) in->back().column = 1;
+    bool leads = true;
+    for (auto& token : body) {
+      token.line = use.line;
+      token.first = leads && use.first;
+      if (leads) token.column = use.first ? use.column : std::max(use.column, 1);
+      token.hidden.insert(token.hidden.end(), use.hidden.begin(), use.hidden.end());
+      token.hidden.push_back(use.text);
+      leads = false;
+    }
+    if (body.empty() && use.first && !in->empty() && !in->back().first) {
+      in->back().first = true;
+      in->back().column = use.column;
+    }
+    in->insert(in->end(), body.rbegin(), body.rend());
+  }
+
+  // Takes "( … )" off the input; false when no bracket follows, and the name is just a name.
+  bool collect(Tokens& in, const Macro& macro, const Token& use, std::vector<Tokens>* arguments) {
+    if (in.empty() || !in.back().is("(")) return false;
+    in.pop_back();
+    arguments->emplace_back();
+    int depth = 0;
+    while (true) {
+      if (in.empty()) place_.refuse(use.line, "the macro " + use.text + " lacks a closing bracket");
+      Token token = std::move(in.back());
+      in.pop_back();
+      if (token.is(")") && depth == 0) break;
+      depth += token.is("(") - token.is(")");
+      bool rest = macro.variadic && arguments->size() >= macro.parameters.size();
+      if (token.is(",") && depth == 0 && !rest) {
+        arguments->emplace_back();
+      } else {
+        token.first = false;
+        arguments->back().push_back(std::move(token));
+      }
+    }
+    if (macro.parameters.empty() && arguments->size() == 1 && arguments->front().empty()) {
+      arguments->clear();
+    }
+    if (macro.variadic && arguments->size() + 1 == macro.parameters.size()) {
+      arguments->emplace_back();
+    }
+    if (arguments->size() != macro.parameters.size()) {
+      place_.refuse(use.line, "the macro " + use.text + " takes " +
+                                  std::to_string(macro.parameters.size()) + " arguments but got " +
+                                  std::to_string(arguments->size()));
+    }
+    return true;
+  }
+
+  Tokens substitute(const Macro& macro, const std::vector<Tokens>& arguments) {
+    auto parameter = [&](const Token& token) -> const Tokens* {
+      auto& names = macro.parameters;
+      auto found = std::find(names.begin(), names.end(), token.text);
+      return found == names.end() ? nullptr : &arguments[found - names.begin()];
+    };
+    Tokens out;
+    for (size_t i = 0; i < macro.body.size(); ++i) {
+      const Token& token = macro.body[i];
+      bool pastes = i + 1 < macro.body.size() && macro.body[i + 1].is("##");
+      if (token.is("#") && macro.function && i + 1 < macro.body.size()) {
+        if (auto* argument = parameter(macro.body[i + 1])) {
+          out.push_back(quoted(*argument));
+          ++i;
+          continue;
+        }
+      }
+      if (token.is("##") && i + 1 < macro.body.size()) {
+        ++i;
+        paste(&out, macro.body[i], parameter(macro.body[i]));
+        continue;
+      }
+      const Tokens* argument = parameter(token);
+      if (!argument) {
+        out.push_back(token);
+        continue;
+      }
+      Tokens value = pastes ? *argument : expand(*argument);
+      if (!value.empty()) value[0].column = std::max(value[0].column, token.column);
+      out.insert(out.end(), value.begin(), value.end());
+    }
+    return out;
+  }
+
+  static Token quoted(const Tokens& argument) {
+    Token token;
+    token.kind = Token::literal;
+    token.column = 1;
+    for (auto& part : argument) {
+      if (part.column && !token.text.empty()) token.text += ' ';
+      for (char c : part.text) {
+        if (part.kind == Token::literal && (c == '"' || c == '\\')) token.text += '\\';
+        token.text += c;
+      }
+    }
+    token.text = '"' + token.text + '"';
+    return token;
+  }
+
+  // `left ## right`; a comma before empty variadic arguments goes away, as in GNU C and clang.
+  static void paste(Tokens* out, const Token& right, const Tokens* argument) {
+    Tokens value = argument ? *argument : Tokens{right};
+    if (!out->empty() && out->back().is(",") && right.is("__VA_ARGS__")) {
+      if (value.empty()) out->pop_back();
+      out->insert(out->end(), value.begin(), value.end());
+      return;
+    }
+    if (value.empty()) return;
+    if (out->empty()) {
+      *out = value;
+      return;
+    }
+    Token& left = out->back();
+    Tokens joined = tokenize(left.text + value[0].text);
+    left.text = joined.empty() ? "" : joined[0].text;
+    left.kind = joined.empty() ? left.kind : joined[0].kind;
+    out->insert(out->end(), joined.begin() + std::min<size_t>(1, joined.size()), joined.end());
+    out->insert(out->end(), value.begin() + 1, value.end());
+  }
+
+  const Place& place_;
+  Macros macros_, prelude_;
+  std::vector<Branch> branches_;
+  Tokens block_, out_;
+};
+
+}  // namespace
+
+Tokens preprocess(const Tokens& tokens, const Tokens& prelude_defines, const Place& place) {
+  Preprocessor preprocessor(place);
+  preprocessor.take_prelude(prelude_defines);
+  return preprocessor.run(tokens);
+}
+
+}  // namespace zmlx

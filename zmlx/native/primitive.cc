@@ -1,0 +1,392 @@
+// The lazy node: an MLX primitive that runs a compiled kernel on the CPU stream.
+//
+// It derives from MLX's own CustomKernel, whose `eval_cpu` only throws. So a graph that holds one
+// is exported as the custom kernel that it is, Metal text included.
+#include <algorithm>
+#include <cstring>
+#include <sstream>
+#include <stdexcept>
+
+#include "core.h"
+#include "mlx/allocator.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/fast_primitives.h"
+#include "mlx/ops.h"
+#include "mlx/utils.h"
+#include "runtime.h"
+
+// Hidden in libmlx, and the first virtual function of the class, so that whoever defines it has the
+// virtual table to derive from.
+void mlx::core::fast::CustomKernel::eval_gpu(const std::vector<array>&, std::vector<array>&) {
+  throw std::runtime_error("[zmlx] This custom kernel runs on the CPU only.");
+}
+
+namespace zmlx {
+namespace {
+
+std::atomic<int> schedule{0};
+std::atomic<int> checking{0};
+
+bool row_contiguous(const mx::array& a) { return a.flags().row_contiguous; }
+
+// One element of an output as `init_value` fills it, converted as MLX's astype does.
+uint64_t element_bits(float value, mx::Dtype dtype) {
+  uint64_t bits = 0;
+  auto put = [&](auto element) {
+    static_assert(sizeof element <= sizeof bits);
+    std::memcpy(&bits, &element, sizeof element);
+  };
+  switch (dtype.val()) {
+    case mx::Dtype::Val::bool_:
+      put(value != 0);
+      break;
+    case mx::Dtype::Val::uint8:
+      put(uint8_t(value));
+      break;
+    case mx::Dtype::Val::uint16:
+      put(uint16_t(value));
+      break;
+    case mx::Dtype::Val::uint32:
+      put(uint32_t(value));
+      break;
+    case mx::Dtype::Val::uint64:
+      put(uint64_t(value));
+      break;
+    case mx::Dtype::Val::int8:
+      put(int8_t(value));
+      break;
+    case mx::Dtype::Val::int16:
+      put(int16_t(value));
+      break;
+    case mx::Dtype::Val::int32:
+      put(int32_t(value));
+      break;
+    case mx::Dtype::Val::int64:
+      put(int64_t(value));
+      break;
+    case mx::Dtype::Val::float16:
+      put(mx::float16_t(value));
+      break;
+    case mx::Dtype::Val::bfloat16:
+      put(mx::bfloat16_t(value));
+      break;
+    case mx::Dtype::Val::float64:
+      put(double(value));
+      break;
+    case mx::Dtype::Val::float32:
+    case mx::Dtype::Val::complex64:  // the imaginary part stays zero
+      put(value);
+      break;
+  }
+  return bits;
+}
+
+void fill(void* to, uint64_t bits, size_t count, size_t itemsize) {
+  auto fill_as = [&](auto element) {
+    std::memcpy(&element, &bits, sizeof element);
+    std::fill_n(static_cast<decltype(element)*>(to), count, element);
+  };
+  switch (itemsize) {
+    case 1:
+      return fill_as(uint8_t());
+    case 2:
+      return fill_as(uint16_t());
+    case 4:
+      return fill_as(uint32_t());
+    default:
+      return fill_as(uint64_t());
+  }
+}
+
+// The op that a kernel belongs to: names are "OP_HASH" or "OP__PART_HASH".
+std::string op_name(const std::string& kernel) {
+  size_t part = kernel.find("__");
+  if (part != std::string::npos && part > 0) return kernel.substr(0, part);
+  size_t hash = kernel.rfind('_');
+  bool hashed = hash != std::string::npos && kernel.size() - hash == 13 &&
+                kernel.find_first_not_of("0123456789abcdef", hash + 1) == std::string::npos;
+  return hashed ? kernel.substr(0, hash) : kernel;
+}
+
+// Everything that the stream's thread needs, after the arrays' own descriptors may be gone.
+// MLX keeps the memory of inputs, outputs and temporaries alive until the task is done.
+struct Task {
+  struct Copy {
+    const char* from;
+    char* to;
+    size_t itemsize;
+    mx::Shape shape;
+    mx::Strides strides;
+  };
+  struct Shape {
+    mx::Shape shape;
+    mx::Strides strides;
+    int ndim;
+  };
+
+  std::shared_ptr<const Launch> launch;
+  std::vector<void*> buffers;
+  std::vector<void*> outputs;
+  std::vector<size_t> output_sizes;
+  std::vector<Copy> copies;
+  std::vector<std::unique_ptr<Shape>> shapes;  // buffers point into them
+  uint64_t bytes = 0;
+  zk_failure failure = {};
+
+  void run();
+};
+
+void Task::run() {
+  for (auto& copy : copies) {
+    copy_to_contiguous(copy.from, copy.to, copy.itemsize, copy.shape.data(), copy.strides.data(),
+                       int(copy.shape.size()));
+  }
+  statistics().contiguous_copies += copies.size();
+  if (launch->init_value) {
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      mx::Dtype dtype = launch->output_dtypes[i];
+      fill(outputs[i], element_bits(*launch->init_value, dtype), output_sizes[i], dtype.size());
+    }
+  }
+  zk_launch call = {};
+  uint64_t groups = 1;
+  for (int axis = 0; axis < 3; ++axis) {
+    call.grid[axis] = launch->grid[axis];
+    if (call.grid[axis] == 0) return;
+    call.group[axis] = std::min(launch->threadgroup[axis], launch->grid[axis]);
+    call.groups[axis] = (call.grid[axis] + call.group[axis] - 1) / call.group[axis];
+    groups *= call.groups[axis];
+  }
+  call.buffers = buffers.data();
+  call.schedule = schedule.load(std::memory_order_relaxed);
+  call.checking = checking.load(std::memory_order_relaxed);
+  call.failure = &failure;
+  const Program& program = *launch->program;
+  uint64_t work = bytes;
+  if (program.cooperative) {
+    call.runtime = runtime();
+    // A thread that meets others costs about what a kilobyte of traffic does.
+    work = std::max<uint64_t>(
+        work, 1024ull * groups * call.group[0] * call.group[1] * call.group[2]);
+  }
+  statistics().launches++;
+  parallel(groups, work, [&](zk_worker* worker, uint64_t begin, uint64_t end) {
+    program.run(&call, worker, begin, end);
+  });
+  if (failure.set) {
+    throw std::runtime_error("[" + op_name(launch->kernel->spec.name) + "] " + failure.text);
+  }
+}
+
+// What `mx.export_function` writes of a node. Copying it costs more than the rest of a launch, so
+// only nodes made inside a trace carry it; those also have the constants among their inputs.
+struct Exported {
+  bool shown = false;
+  std::string name;
+  std::string text;
+  std::vector<InputInfo> infos;
+};
+
+template <typename T>
+std::vector<T> first(const std::vector<T>& values, size_t count) {
+  return {values.begin(), values.begin() + count};
+}
+
+class KernelPrimitive final : public mx::fast::CustomKernel {
+ public:
+  KernelPrimitive(mx::Stream stream, std::shared_ptr<const Launch> launch,
+                  std::shared_ptr<Record> record, size_t inputs, Exported exported)
+      : CustomKernel(stream, std::move(exported.name), std::move(exported.text),
+                     {launch->grid[0], launch->grid[1], launch->grid[2]},
+                     {launch->threadgroup[0], launch->threadgroup[1], launch->threadgroup[2]},
+                     std::move(exported.infos), launch->kernel->spec.ensure_row_contiguous,
+                     launch->init_value, {}, false, 0, int(launch->kernel->spec.math_mode)),
+        launch_(std::move(launch)),
+        record_(std::move(record)),
+        inputs_(inputs),
+        exportable_(exported.shown) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+
+  std::vector<mx::array> vjp(const std::vector<mx::array>& primals,
+                             const std::vector<mx::array>& cotangents,
+                             const std::vector<int>& argnums,
+                             const std::vector<mx::array>& outputs) override {
+    auto gradients = record("vjp").vjp(first(primals, inputs_), cotangents, argnums, outputs);
+    expect_count("vjp", "gradients", argnums.size(), gradients.size());
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      expect_like("vjp", primals[argnums[i]], gradients[i]);
+    }
+    return gradients;
+  }
+
+  std::vector<mx::array> jvp(const std::vector<mx::array>& primals,
+                             const std::vector<mx::array>& tangents,
+                             const std::vector<int>& argnums) override {
+    auto result = record("jvp").jvp(first(primals, inputs_), tangents, argnums);
+    expect_count("jvp", "tangents", launch_->output_shapes.size(), result.size());
+    return result;
+  }
+
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
+                                                           const std::vector<int>& axes) override {
+    auto result = record("vmap").vmap(first(inputs, inputs_), first(axes, inputs_));
+    expect_count("vmap", "outputs", launch_->output_shapes.size(), result.first.size());
+    expect_count("vmap", "axes", launch_->output_shapes.size(), result.second.size());
+    return result;
+  }
+
+  bool is_equivalent(const mx::Primitive&) const override { return false; }
+
+  // The name is what the exporter goes by: it must not take an empty text for a kernel's.
+  const char* name() const override {
+    return exportable_ ? CustomKernel::name() : launch_->kernel->spec.name.c_str();
+  }
+
+ private:
+  Record& record(const char* transform) {
+    if (!record_) {
+      throw std::invalid_argument(std::string("[Primitive::") + transform +
+                                  "] Not implemented for " + launch_->kernel->spec.name + ".");
+    }
+    return *record_;
+  }
+
+  // MLX checks none of this: it takes the cotangent for a missing gradient and any shape for right.
+  void expect_count(const char* method, const char* what, size_t wanted, size_t got) const {
+    if (wanted == got) return;
+    throw std::invalid_argument("[" + launch_->kernel->spec.name + "] '" + method +
+                                "' must return " + std::to_string(wanted) + " " + what +
+                                " but got " + std::to_string(got) + ".");
+  }
+
+  void expect_like(const char* method, const mx::array& wanted, const mx::array& got) const {
+    if (wanted.shape() == got.shape() && wanted.dtype() == got.dtype()) return;
+    std::ostringstream text;
+    text << "[" << launch_->kernel->spec.name << "] '" << method
+         << "' must return a gradient of shape " << wanted.shape() << " and dtype "
+         << wanted.dtype() << " but got " << got.shape() << " and " << got.dtype() << ".";
+    throw std::invalid_argument(text.str());
+  }
+
+  std::shared_ptr<const Launch> launch_;
+  std::shared_ptr<Record> record_;
+  size_t inputs_;  // without constants
+  bool exportable_;
+};
+
+void KernelPrimitive::eval_cpu(const std::vector<mx::array>& inputs,
+                               std::vector<mx::array>& outputs) {
+  const Launch& launch = *launch_;
+  auto& encoder = mx::cpu::get_command_encoder(stream());
+  auto task = std::make_shared<Task>();
+  task->launch = launch_;
+
+  // A non-contiguous input is never donated: it is copied first.
+  for (auto [from, to] : launch.donate) {
+    const mx::array& input = inputs[from];
+    mx::array& output = outputs[to];
+    if (input.is_donatable() && row_contiguous(input) && input.data_size() == input.size() &&
+        input.nbytes() == output.nbytes() && input.itemsize() == output.itemsize()) {
+      size_t longest = 0;
+      for (int size : output.shape()) longest = std::max<size_t>(longest, size);
+      bool vector = output.size() <= 1 || output.size() == longest;
+      output.copy_shared_buffer(input, output.strides(), {true, true, vector}, output.size());
+      statistics().donations++;
+    }
+  }
+  bool empty = true;
+  for (auto& output : outputs) {
+    if (!output.data_shared_ptr()) output.set_data(mx::allocator::malloc(output.nbytes()));
+    empty = empty && output.size() == 0;
+  }
+  if (empty) return;
+
+  auto pass_shape = [&](const InputInfo& info, const mx::array& source) {
+    auto [shape, strides, ndim] = info;
+    if (source.ndim() == 0 || !(shape || strides || ndim)) return;
+    auto& kept = *task->shapes.emplace_back(std::make_unique<Task::Shape>(
+        Task::Shape{source.shape(), source.strides(), int(source.ndim())}));
+    if (shape) task->buffers.push_back(kept.shape.data());
+    if (strides) task->buffers.push_back(kept.strides.data());
+    if (ndim) task->buffers.push_back(&kept.ndim);
+  };
+  auto& infos = launch.program->metal.input_infos;
+  task->buffers.reserve(inputs.size() + launch.constants.size() + outputs.size() + 3);
+  for (size_t i = 0; i < inputs_; ++i) {
+    const mx::array& input = inputs[i];
+    encoder.set_input_array(input);
+    if (row_contiguous(input) || !launch.kernel->spec.ensure_row_contiguous) {
+      task->buffers.push_back(const_cast<char*>(input.data<char>()));
+      pass_shape(infos[i], input);
+    } else {
+      mx::array copy(input.shape(), input.dtype(), nullptr, {});
+      copy.set_data(mx::allocator::malloc(copy.nbytes()));
+      task->copies.push_back({input.data<char>(), copy.data<char>(), input.itemsize(),
+                              input.shape(), input.strides()});
+      task->buffers.push_back(copy.data<char>());
+      pass_shape(infos[i], copy);
+      encoder.add_temporary(std::move(copy));
+    }
+    task->bytes += input.nbytes();
+  }
+  for (size_t i = 0; i < launch.constants.size(); ++i) {
+    const mx::array& constant = launch.constants[i];
+    task->buffers.push_back(const_cast<char*>(constant.data<char>()));
+    pass_shape(infos[inputs_ + i], constant);
+  }
+  for (auto& output : outputs) {
+    encoder.set_output_array(output);
+    task->buffers.push_back(output.data<char>());
+    task->outputs.push_back(output.data<char>());
+    task->output_sizes.push_back(output.size());
+    task->bytes += output.nbytes();
+  }
+  encoder.dispatch([task] { task->run(); });
+}
+
+// True inside any trace: a tracer counts as one only there.
+bool in_trace() {
+  static const mx::array probe = [] {
+    mx::array flagged(mx::Shape{}, mx::bool_, nullptr, {});
+    flagged.set_tracer(true);
+    return flagged;
+  }();
+  return probe.is_tracer();
+}
+
+}  // namespace
+
+std::vector<mx::array> launch(const std::shared_ptr<const Launch>& launch,
+                              std::vector<mx::array> inputs, std::shared_ptr<Record> record,
+                              std::optional<mx::Stream> stream) {
+  size_t given = inputs.size();
+  Exported exported;
+  if (in_trace()) {
+    auto& metal = launch->program->metal;
+    exported = {true, metal.name, metal.text, metal.input_infos};
+    inputs.insert(inputs.end(), launch->constants.begin(), launch->constants.end());
+  }
+  auto primitive = std::make_shared<KernelPrimitive>(
+      stream ? *stream : mx::default_stream(mx::Device::cpu), launch, std::move(record), given,
+      std::move(exported));
+  if (launch->output_shapes.size() == 1) {
+    std::vector<mx::array> result;
+    result.emplace_back(launch->output_shapes[0], launch->output_dtypes[0], std::move(primitive),
+                        std::move(inputs));
+    return result;
+  }
+  return mx::array::make_arrays(launch->output_shapes, launch->output_dtypes, primitive, inputs);
+}
+
+bool in_shapeless_trace(const mx::array& tracer) {
+  // MLX keeps the trace stack to itself; this op is a node in a shapeless trace and a constant
+  // everywhere else.
+  return mx::number_of_elements(tracer, {}, false, mx::int32, mx::Device(mx::Device::cpu))
+      .has_primitive();
+}
+
+void set_schedule(int order) { schedule.store(order); }
+void set_checking(bool on) { checking.store(on); }
+
+}  // namespace zmlx

@@ -1,0 +1,250 @@
+#include "rewrite.h"
+
+#include <dirent.h>
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <set>
+#include <sstream>
+#include <stdexcept>
+
+#include "cuda_dialect.h"
+#include "passes.h"
+
+namespace zmlx {
+namespace {
+
+// A file of the prelude. Its first line says what it needs and which names call for it:
+// "// section NAME; needs A B; after C D; tokens t1 t2 …", `*` for always. What it needs comes
+// before it; what it only comes after is not called in by it.
+struct Section {
+  std::string name, text;
+  std::vector<std::string> needs, after, calls;
+};
+
+struct Prelude {
+  std::vector<Section> sections;  // by name
+  Tokens defines;
+};
+
+std::vector<std::string> words(const std::string& text) {
+  std::istringstream stream(text);
+  std::vector<std::string> all;
+  for (std::string word; stream >> word;) all.push_back(word);
+  return all;
+}
+
+Section parse_section(const std::string& text) {
+  Section section;
+  section.text = text;
+  std::istringstream clauses(text.substr(0, text.find('\n')));
+  for (std::string clause; std::getline(clauses, clause, ';');) {
+    auto parts = words(clause);
+    if (!parts.empty() && parts[0] == "//") parts.erase(parts.begin());
+    if (parts.empty()) continue;
+    std::string key = parts[0];
+    parts.erase(parts.begin());
+    if (key == "section" && !parts.empty()) section.name = parts[0];
+    if (key == "needs") section.needs = parts;
+    if (key == "after") section.after = parts;
+    if (key == "tokens") section.calls = parts;
+  }
+  return section;
+}
+
+void read_folder(const std::string& directory, Prelude* prelude, std::string* defines) {
+  DIR* folder = opendir(directory.c_str());
+  if (!folder) throw std::runtime_error("[zmlx] The prelude is missing: " + directory);
+  std::vector<std::string> files;
+  while (dirent* entry = readdir(folder)) {
+    std::string name = entry->d_name;
+    if (name.size() > 2 && name.compare(name.size() - 2, 2, ".h") == 0) files.push_back(name);
+  }
+  closedir(folder);
+  std::sort(files.begin(), files.end());
+  for (auto& file : files) {
+    std::ifstream stream(directory + "/" + file);
+    std::string text((std::istreambuf_iterator<char>(stream)), {});
+    Section section = parse_section(text);
+    auto same = [&](const Section& other) { return other.name == section.name; };
+    if (std::any_of(prelude->sections.begin(), prelude->sections.end(), same)) continue;
+    prelude->sections.push_back(section);
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+      bool whole = !line.empty() && line.back() != '\\';
+      if (whole && line.compare(0, 8, "#define ") == 0) *defines += line + "\n";
+    }
+  }
+}
+
+// The sections of all dialects; one of CUDA's own replaces the one of the same name.
+const Prelude& prelude_in(const std::string& directory, Dialect dialect) {
+  static std::mutex mutex;
+  static std::map<std::pair<std::string, Dialect>, Prelude> known;
+  std::lock_guard<std::mutex> lock(mutex);
+  auto [found, fresh] = known.try_emplace({directory, dialect});
+  if (fresh) {
+    std::string defines;
+    if (dialect == Dialect::cuda) read_folder(directory + "/cuda", &found->second, &defines);
+    read_folder(directory, &found->second, &defines);
+    found->second.defines = tokenize(defines);
+  }
+  return found->second;
+}
+
+std::set<std::string> identifiers(const std::string& text) {
+  std::set<std::string> names;
+  for (auto& token : tokenize(text)) {
+    if (token.kind == Token::word) names.insert(token.text);
+  }
+  return names;
+}
+
+// The sections that a text needs, in the order they ask for.
+class Selection {
+ public:
+  Selection(const Prelude& prelude, const std::set<std::string>& names,
+            const std::vector<std::string>& wanted) {
+    for (auto& section : prelude.sections) by_name_[section.name] = &section;
+    for (auto& section : prelude.sections) {
+      bool called = std::any_of(section.calls.begin(), section.calls.end(), [&](auto& token) {
+        return token == "*" || names.count(token);
+      });
+      if (called) choose(section.name);
+    }
+    for (auto& name : wanted) choose(name);
+    for (auto& name : chosen_) place(name);
+  }
+
+  const std::string& text() const { return text_; }
+
+ private:
+  void choose(const std::string& name) {
+    if (!by_name_.count(name)) {
+      throw std::runtime_error("[zmlx] The prelude has no section '" + name + "'.");
+    }
+    if (!chosen_.insert(name).second) return;
+    for (auto& need : by_name_[name]->needs) choose(need);
+  }
+
+  void place(const std::string& name) {
+    if (!chosen_.count(name) || !placed_.insert(name).second) return;
+    for (auto& need : by_name_[name]->needs) place(need);
+    for (auto& earlier : by_name_[name]->after) place(earlier);
+    text_ += by_name_[name]->text + "\n";
+  }
+
+  std::map<std::string, const Section*> by_name_;
+  std::set<std::string> chosen_, placed_;
+  std::string text_;
+};
+
+std::vector<std::string> wanted_sections(const Unit& unit, bool collective) {
+  if (unit.mode == Mode::cooperative) return {"threadgroup", "simd_fiber"};
+  if (unit.mode == Mode::one_thread && collective) return {"simd_one"};
+  return {};
+}
+
+std::string preamble(const Unit& unit) {
+  std::string text = "struct zk_uint3 { unsigned x, y, z; };\n";
+  if (unit.mode != Mode::cooperative) return text;
+  return text + "#define ZK_COOPERATIVE 1\n#define ZK_DECLARATIONS " +
+         std::to_string(std::max(1, unit.declarations)) + "\n";
+}
+
+// MLX puts this before the name that the author gave, and template arguments and types behind it.
+std::string author_name(const std::string& function) {
+  const std::string prefix = "custom_kernel_";
+  bool prefixed = function.compare(0, prefix.size(), prefix) == 0;
+  return prefixed ? function.substr(prefix.size()) : function;
+}
+
+// Metal's request that a * b + c be rounded twice; all other pragmas leave the compiler a choice.
+bool forbids_contraction(const std::string& metal_text) {
+  Tokens tokens = tokenize(metal_text);
+  const char* const pragma[] = {"#", "pragma", "METAL", "fp", "contract", "(", "off", ")"};
+  auto found = std::search(tokens.begin(), tokens.end(), std::begin(pragma), std::end(pragma),
+                           [](const Token& token, const char* text) { return token.is(text); });
+  return found != tokens.end();
+}
+
+const char* const no_contraction =
+    "#if defined(__clang__)\n#pragma clang fp contract(off)\n#else\n"
+    "#pragma GCC optimize(\"fp-contract=off\")\n#endif\n";
+
+Unit read_unit(const std::string& metal_text, const Prelude& prelude,
+               const RewriteOptions& options) {
+  Tokens raw = tokenize(metal_text);
+  size_t start = find_kernel(raw);
+  if (start == Outline::none) {
+    throw std::runtime_error("[zmlx] The text has no [[kernel]] function.");
+  }
+  Place place;
+  place.kernel = options.name.empty() ? author_name(raw[start + 1].text) : options.name;
+  place.header_lines = options.header_lines;
+  place.source_lines = options.source_lines;
+  for (size_t i = start; i < raw.size() && !place.body_first_line; ++i) {
+    if (raw[i].is(")") && raw[i + 1].is("{")) place.body_first_line = raw[i + 1].line + 1;
+  }
+  return Unit(preprocess(raw, prelude.defines, place), place);
+}
+
+}  // namespace
+
+Rewritten rewrite(const std::string& metal_text, const RewriteOptions& options) {
+  const Prelude& prelude = prelude_in(options.prelude_dir, options.dialect);
+  if (options.dialect == Dialect::cuda) {
+    Unit unit = read_unit(keep_pragmas(metal_text), prelude, options);
+    return cuda_text(unit, [&](auto& names) { return Selection(prelude, names, {}).text(); });
+  }
+  Unit unit = read_unit(metal_text, prelude, options);
+  bool collective = has_collectives(unit);
+  bool together = collective || has_threadgroup_memory(unit);
+  unit.mode = options.one_thread ? Mode::one_thread
+              : together         ? Mode::cooperative
+                                 : Mode::threads;
+
+  refuse_unsupported(unit);
+  refuse_recursion(unit);
+  merge_overloads(unit);
+  drop_attributes(unit);
+  drop_hints(unit);
+  rewrite_address_spaces(unit);
+  suffix_literals(unit);
+  rename_keywords(unit);
+  rewrite_swizzles(unit);
+  balance_conditionals(unit);
+  if (unit.mode == Mode::cooperative) mark_collectives(unit);
+  declare_kernel(unit);
+
+  Printed printed = print(unit.tokens);
+  auto names = identifiers(printed.text + unit.signature.call);
+  // The sections list Metal's names; a swizzle is a vector's even where no vector is named.
+  if (names.count("zk_swizzle") || names.count("zk_swizzle_ref")) names.insert("vec");
+  for (auto& parameter : unit.signature.parameters) {
+    if (!parameter.plain || parameter.type != "uint3") names.insert(parameter.type);
+  }
+  std::string before = forbids_contraction(metal_text) ? no_contraction : "";
+  before += preamble(unit) + Selection(prelude, names, wanted_sections(unit, collective)).text();
+  int offset = (int)std::count(before.begin(), before.end(), '\n');
+  std::vector<std::pair<int, int>> sites;
+  for (auto& [line, metal_line] : printed.sites) {
+    int source = metal_line - unit.place.body_first_line + 1;
+    sites.emplace_back(line + offset + 1, source > 0 ? source : -metal_line);
+  }
+
+  Rewritten result;
+  result.text = before + printed.text + driver(unit.signature, unit.mode, unit.declarations, sites);
+  result.collective = together;
+  result.line_map.assign(offset, 0);
+  result.line_map.insert(result.line_map.end(), printed.lines.begin(), printed.lines.end());
+  result.body_first_line = unit.place.body_first_line;
+  result.source_lines = unit.place.source_lines;
+  result.header_lines = unit.place.header_lines;
+  result.kernel_name = unit.place.kernel;
+  return result;
+}
+
+}  // namespace zmlx

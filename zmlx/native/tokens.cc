@@ -1,0 +1,196 @@
+#include "tokens.h"
+
+#include <algorithm>
+#include <cctype>
+#include <stdexcept>
+#include <string_view>
+
+namespace zmlx {
+namespace {
+
+bool starts_word(char c) { return std::isalpha((unsigned char)c) || c == '_' || c == '$'; }
+bool in_word(char c) { return std::isalnum((unsigned char)c) || c == '_' || c == '$'; }
+bool digit(char c) { return c >= '0' && c <= '9'; }
+
+// Longest first. `>>` is left out: it closes two template lists as often as it shifts, and two
+// adjacent tokens print as it does.
+constexpr std::string_view marks[] = {">>=", "<<=", "...", "->*", "<=>", "->", "::", "<<", "<=",
+                                      ">=",  "==",  "!=",  "&&",  "||",  "++", "--", "+=", "-=",
+                                      "*=",  "/=",  "%=",  "&=",  "|=",  "^=", "##", ".*"};
+
+class Lexer {
+ public:
+  explicit Lexer(const std::string& text) : text_(text) {}
+
+  Tokens run() {
+    while (skip_blanks()) {
+      size_t begin = at_;
+      Token::Kind kind = lex();
+      Token token;
+      token.kind = kind;
+      token.first = fresh_line_;
+      token.column = column_;
+      token.line = line_;
+      token.text = text_.substr(begin, at_ - begin);
+      fresh_line_ = false;
+      line_ += (int)std::count(token.text.begin(), token.text.end(), '\n');
+      tokens_.push_back(std::move(token));
+    }
+    return std::move(tokens_);
+  }
+
+ private:
+  char peek(size_t ahead = 0) const {
+    return at_ + ahead < text_.size() ? text_[at_ + ahead] : '\0';
+  }
+
+  void newline() {
+    ++line_;
+    fresh_line_ = true;
+    column_ = 0;
+  }
+
+  // Moves to the next token; false at the end of the text.
+  bool skip_blanks() {
+    column_ = 0;
+    while (at_ < text_.size()) {
+      char c = peek();
+      if (c == '\n') {
+        ++at_;
+        newline();
+      } else if (c == '\\' && (peek(1) == '\n' || (peek(1) == '\r' && peek(2) == '\n'))) {
+        at_ += peek(1) == '\n' ? 2 : 3;
+        ++line_;
+      } else if (std::isspace((unsigned char)c)) {
+        ++at_;
+        ++column_;
+      } else if (c == '/' && peek(1) == '/') {
+        while (at_ < text_.size() && peek() != '\n') ++at_;
+      } else if (c == '/' && peek(1) == '*') {
+        skip_block_comment();
+      } else {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  void skip_block_comment() {
+    size_t end = text_.find("*/", at_ + 2);
+    end = end == std::string::npos ? text_.size() : end + 2;
+    for (; at_ < end; ++at_) line_ += text_[at_] == '\n';
+    ++column_;
+  }
+
+  Token::Kind lex() {
+    char c = peek();
+    if (starts_word(c)) {
+      while (in_word(peek())) ++at_;
+      return Token::word;
+    }
+    if (digit(c) || (c == '.' && digit(peek(1)))) {
+      lex_number();
+      return Token::number;
+    }
+    if (c == '"' || c == '\'') {
+      lex_quoted(c);
+      return Token::literal;
+    }
+    for (auto mark : marks) {
+      if (text_.compare(at_, mark.size(), mark) == 0) {
+        at_ += mark.size();
+        return Token::mark;
+      }
+    }
+    ++at_;
+    return Token::mark;
+  }
+
+  void lex_number() {
+    bool hexadecimal = peek() == '0' && (peek(1) == 'x' || peek(1) == 'X');
+    while (in_word(peek()) || peek() == '.' || (peek() == '\'' && in_word(peek(1)))) {
+      char c = peek();
+      bool exponent = hexadecimal ? (c == 'p' || c == 'P') : (c == 'e' || c == 'E');
+      ++at_;
+      if (exponent && (peek() == '+' || peek() == '-')) ++at_;
+    }
+  }
+
+  void lex_quoted(char quote) {
+    for (++at_; at_ < text_.size() && peek() != quote && peek() != '\n'; ++at_) {
+      if (peek() == '\\') ++at_;
+    }
+    if (at_ < text_.size()) ++at_;
+  }
+
+  const std::string& text_;
+  Tokens tokens_;
+  size_t at_ = 0;
+  int line_ = 1;
+  int column_ = 0;
+  bool fresh_line_ = true;
+};
+
+}  // namespace
+
+Tokens tokenize(const std::string& text) { return Lexer(text).run(); }
+
+namespace {
+
+class Printer {
+ public:
+  Printed run(const Tokens& tokens) {
+    for (auto& token : tokens) {
+      breaks_ |= token.first;
+      blank_ |= token.column > 0;
+      if (!token.dropped || !token.before.empty() || !token.after.empty()) add(token);
+    }
+    put("\n", line_);
+    return std::move(out_);
+  }
+
+ private:
+  void add(const Token& token) {
+    bool starts = !out_.text.empty() && out_.text.back() != '\n';
+    if (starts && (breaks_ || token.site)) {
+      put("\n" + std::string(token.first ? token.column : 4, ' '), token.line);
+    } else if (blank_) {
+      put(" ", token.line);
+    }
+    breaks_ = blank_ = false;
+    put(token.before, token.line);
+    if (token.site) out_.sites.emplace_back((int)out_.lines.size(), token.line);
+    if (!token.dropped) put(token.text, token.line);
+    put(token.after, token.line);
+  }
+
+  void put(const std::string& text, int line) {
+    for (char c : text) {
+      if (c == '\n') out_.lines.push_back(line_);
+    }
+    out_.text += text;
+    if (!text.empty()) line_ = line;
+  }
+
+  Printed out_;
+  int line_ = 0;
+  bool breaks_ = false, blank_ = false;
+};
+
+}  // namespace
+
+Printed print(const Tokens& tokens) { return Printer().run(tokens); }
+
+std::string Place::line(int metal_line) const {
+  int in_source = metal_line - body_first_line + 1;
+  if (source_lines >= 0 && in_source > source_lines) return "the end of the source";
+  if (in_source > 0) return "line " + std::to_string(in_source) + " of the source";
+  if (header_lines >= 0 && metal_line > header_lines) return "the kernel's signature";
+  return "line " + std::to_string(metal_line) + " of the header";
+}
+
+void Place::refuse(int metal_line, const std::string& what) const {
+  throw std::runtime_error("[kernel " + kernel + "] " + line(metal_line) + ": " + what);
+}
+
+}  // namespace zmlx

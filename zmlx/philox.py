@@ -1,0 +1,55 @@
+"""Philox4x32-10 in plain arrays: what the random operands of kernels are.
+
+A counter-based generator (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): four
+random words are a function of a 128-bit counter and a 64-bit key, so that any element's number is
+found without those before it, and the backward of a kernel draws what its forward drew.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+
+_ROUNDS = 10
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+
+
+def philox(counter: tuple[Any, Any, Any, Any], key: tuple[Any, Any], xp: Any = mx) -> list[Any]:
+    """Four words of each counter, as integers below 2^32 in uint64 arrays.
+
+    `counter` and `key` are words, lowest first, in uint64 arrays that broadcast; `xp` is the array
+    namespace.
+    """
+
+    def word(value: int) -> Any:
+        return xp.array(value, dtype=xp.uint64)
+
+    low = word(0xFFFFFFFF)
+    a, b, c, d = counter
+    for i in range(_ROUNDS):
+        k0, k1 = ((k + word(i * step)) & low for k, step in zip(key, _KEY_STEPS, strict=True))
+        p, q = a * word(_MULTIPLIERS[0]), c * word(_MULTIPLIERS[1])
+        a, b, c, d = (q >> word(32)) ^ b ^ k0, q & low, (p >> word(32)) ^ d ^ k1, p & low
+    return [a, b, c, d]
+
+
+def uniform(index: Any, counter: Any, key: Any, xp: Any = mx) -> Any:
+    """A float32 number in [0, 1) per index, of the stream that starts at `counter`.
+
+    Index i is word i mod 4 of counter `counter` + i div 4 under the 64-bit `key`; its high 24 bits
+    are the number.
+    """
+
+    def wide(value: Any) -> Any:
+        return xp.array(value).astype(xp.uint64)
+
+    two, low, half = wide(2), wide(0xFFFFFFFF), wide(32)
+    index, key = wide(index), wide(key)
+    at = wide(counter) + (index >> two)
+    zero = at ^ at
+    a, b, c, d = philox((at & low, at >> half, zero, zero), (key & low, key >> half), xp)
+    place = index & wide(3)
+    word = xp.where(place < 2, xp.where(place == 0, a, b), xp.where(place == 2, c, d))
+    return (word >> wide(8)).astype(xp.float32) * 2.0**-24

@@ -1,0 +1,142 @@
+"""One entry per op: what `zmlx list`, the tests, the benchmark, the catalogue page and the JSON
+export know about it. An op is tested, timed and documented by being registered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .arguments import Argument
+
+
+@dataclass(frozen=True)
+class Option:
+    """A keyword that is not an array: its default, the other values that tests try, and whether it
+    reaches the kernel as an input ("input": a new value compiles nothing) or as text ("text")."""
+
+    name: str
+    default: Any
+    values: tuple[Any, ...] = ()
+    passed: str = "input"
+
+
+@dataclass(frozen=True)
+class Case:
+    """Shapes and options of one test or benchmark call: leading axes, sizes of the symbols, and
+    whether the optional arguments are given."""
+
+    lead: tuple[int, ...]
+    sizes: Mapping[str, int]
+    why: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    optional: bool = True
+
+
+#: Shapes for ops on (*, D) arrays.
+ROWS = (
+    Case((3,), {"D": 1}, "one element: a mean is the element itself"),
+    Case((2, 3), {"D": 5}, "shorter than a vector load, two leading axes"),
+    Case((7,), {"D": 31}, "one lane short of a simdgroup"),
+    Case((1,), {"D": 32}, "one row, exactly one simdgroup"),
+    Case((5,), {"D": 129}, "one element past 32 lanes of 4"),
+    Case((9,), {"D": 515}, "several simdgroups and a tail of 3"),
+    Case((2, 2, 3), {"D": 1024}, "three leading axes, no tail"),
+    Case((300,), {"D": 65}, "more rows than a group holds, last group partial"),
+    Case((3,), {"D": 4097}, "one past a power of two"),
+    Case((), {"D": 40}, "no leading axis"),
+    Case((0,), {"D": 16}, "no rows"),
+)
+
+#: Rows past every boundary; slow.
+LONG_ROWS = (
+    Case((2,), {"D": 16385}, "past 16384"),
+    Case((1,), {"D": 40001}, "longer than a row that is kept in registers"),
+)
+
+BENCHMARK_ROWS = (Case((4096,), {"D": 4096}), Case((2048,), {"D": 4096}), Case((8192,), {"D": 512}))
+
+
+@dataclass(frozen=True)
+class Op:
+    """An entry of the catalogue.
+
+    Attributes:
+        name, family, summary, formula: for the catalogue; the formula in plain text.
+        function: the public function; `reference`: the same in plain MLX with a further keyword
+            `xp`, the array namespace (`mlx.core` unless given), so that it also runs in float64.
+        arguments: the arrays, in the order of the call; options: the other keywords.
+        outputs: symbolic shapes of the outputs.
+        baseline: MLX's own fused version, where it has one.
+        paper: where the method comes from.
+        reads_backward: arguments that the backward reads; statistics: float32 values per row that
+            the forward keeps for it.
+        torch: the same op as an expression of torch, of the argument names and `F`.
+        cases, long_cases, benchmarks: shapes; see `ROWS`.
+        samples: how to draw an argument that is not normally distributed, by name; called with a
+            NumPy generator, a shape and the sizes of the symbols.
+        rounding: multiples of eps(dtype)·max|result| allowed over the float64 reference; more than
+            4 only with a reason in the entry.
+        refuses: transforms that the op cannot take ("shapeless compile"), with the remedy.
+    """
+
+    name: str
+    family: str
+    summary: str
+    formula: str
+    function: Callable[..., Any]
+    reference: Callable[..., Any]
+    arguments: tuple[Argument, ...]
+    options: tuple[Option, ...] = ()
+    outputs: tuple[str, ...] = ("(*, D)",)
+    baseline: Callable[..., Any] | None = None
+    paper: str = ""
+    reads_backward: tuple[str, ...] = ()
+    statistics: int = 0
+    torch: str = ""
+    cases: tuple[Case, ...] = ROWS
+    long_cases: tuple[Case, ...] = LONG_ROWS
+    benchmarks: tuple[Case, ...] = BENCHMARK_ROWS
+    samples: Mapping[
+        str, Callable[[np.random.Generator, tuple[int, ...], Mapping[str, int]], Any]
+    ] = field(default_factory=dict)
+    rounding: float = 4.0
+    refuses: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def differentiable(self) -> tuple[int, ...]:
+        """Indices of the arguments that have a gradient."""
+        return tuple(i for i, a in enumerate(self.arguments) if a.differentiable)
+
+
+_ops: dict[str, Op] = {}
+
+
+def register(op: Op) -> Op:
+    """Adds an entry; a name is used once."""
+    if op.name in _ops:
+        raise ValueError(f"[register] 'name' must be new but got {op.name!r} twice.")
+    _ops[op.name] = op
+    return op
+
+
+def ops(family: str | None = None) -> Iterator[Op]:
+    """The catalogue, by family and name."""
+    from . import kernels  # noqa: F401  (importing the catalogue fills it)
+
+    for op in sorted(_ops.values(), key=lambda o: (o.family, o.name)):
+        if family is None or op.family == family:
+            yield op
+
+
+def get(name: str) -> Op:
+    """The op of that name; an unknown name lists the nearest ones."""
+    from difflib import get_close_matches
+
+    names = [op.name for op in ops()]
+    if name not in _ops:
+        near = get_close_matches(name, names) or names
+        raise KeyError(f"no op is called {name!r}; did you mean {', '.join(near)}?")
+    return _ops[name]

@@ -1,0 +1,157 @@
+"""Every kernel of the catalogue, as it is launched: forward, training and backward kernels, in the
+geometry of a GPU and of the CPU.
+
+Ops run on a Metal target that records instead of launching, so that a kernel is found by being
+launched, whatever module made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from math import prod
+from typing import Any
+
+import mlx.core as mx
+
+from .. import launch, registry, testing
+from ..metal import KernelSpec
+from ..targets import metal
+from .check import METAL_VERSION, Problem, check_many, metal_text
+
+DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+GEOMETRIES = ("gpu", "cpu")
+
+# Settings of its own keep a recording apart from real launches, which ops remember.
+_recordings = count(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """A recorded launch; `op` names the op that made it."""
+
+    op: str
+    spec: KernelSpec
+    arrays: tuple[mx.array, ...]
+    template: tuple[tuple[str, Any], ...]
+    grid: tuple[int, int, int]
+    threadgroup: tuple[int, int, int]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[mx.Dtype, ...]
+
+    def text(self) -> str:
+        """The Metal function that MLX would compile."""
+        return metal_text(
+            self.spec, self.arrays, self.template, self.grid, self.threadgroup, self.shapes,
+            self.dtypes,
+        )  # fmt: skip
+
+
+@contextmanager
+def recording(op: str = "") -> Iterator[list[Launch]]:
+    """Kernels launched inside on the Metal target are recorded, and return zeros."""
+    found: list[Launch] = []
+
+    def prepare(
+        spec: KernelSpec,
+        arrays: tuple[mx.array, ...],
+        template: tuple[tuple[str, Any], ...],
+        grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int],
+        shapes: tuple[tuple[int, ...], ...],
+        dtypes: tuple[mx.Dtype, ...],
+        init_value: float | None,
+        constants: tuple[mx.array, ...],
+    ) -> Launch:
+        # Placeholders, since an array of a trace does not outlive it.
+        like = tuple(mx.zeros(x.shape, x.dtype) for x in (*arrays, *constants))
+        found.append(
+            Launch(op, spec, like, tuple(template), grid, threadgroup, shapes, tuple(dtypes))
+        )
+        return found[-1]
+
+    def zeros(prepared: Launch, arrays: tuple[mx.array, ...]) -> Any:
+        outputs = tuple(
+            mx.zeros(s, d) for s, d in zip(prepared.shapes, prepared.dtypes, strict=True)
+        )
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    kept = metal.prepare, metal.launch, metal.unavailable
+    metal.prepare, metal.launch, metal.unavailable = prepare, zeros, lambda: None
+    try:
+        with launch.target("metal"):
+            yield found
+    finally:
+        metal.prepare, metal.launch, metal.unavailable = kept
+
+
+def launches(names: Iterable[str] = (), *, every_case: bool = False) -> list[Launch]:
+    """The launches of the named ops (default: all), without repeats of the same text: every dtype,
+    geometry and kind of argument, and with `every_case` every combination of them."""
+    wanted = set(names)
+    found: dict[str, Launch] = {}
+    for op in registry.ops():
+        if wanted and not {op.name, op.family} & wanted:
+            continue
+        for case, dtype, geometry in _combinations(op, every_case):
+            with launch.geometry(geometry, STRICT=next(_recordings)), recording(op.name) as some:
+                _run(op, case, dtype, dict(case.options))
+                for options in ({o.name: v} for o in op.options for v in o.values):
+                    with suppress(ValueError):  # an option that this case does not fit
+                        _run(op, case, dtype, {**case.options, **options})
+            for item in some:
+                found.setdefault(item.text(), item)
+    return list(found.values())
+
+
+def _combinations(op: registry.Op, every_case: bool) -> list[tuple[registry.Case, mx.Dtype, str]]:
+    if every_case:
+        return [(c, d, g) for c in op.cases for d in DTYPES for g in GEOMETRIES]
+
+    def elements(case: registry.Case) -> int:
+        return prod((*case.lead, *case.sizes.values()))
+
+    some = sorted((case for case in op.cases if elements(case) > 0), key=elements)
+    # Arrays of fewer than 8 elements are in constant, larger ones in device.
+    small, large = some[0], some[-1]
+    return [(small, mx.bfloat16, "gpu"), (large, mx.float16, "gpu"), (large, mx.float32, "cpu")]
+
+
+def _run(op: registry.Op, case: registry.Case, dtype: mx.Dtype, options: dict[str, Any]) -> None:
+    """The op without and with a gradient for all, and for each, of its arguments."""
+    for optional in (True, False):
+        values = testing.draw(op, case, dtype, optional=optional)
+        function = partial(_with, op, values, options)
+        function([], [])
+        wanted = [i for i in op.differentiable if values[i] is not None]
+        for argnums in (wanted, *([i] for i in wanted if len(wanted) > 1)):
+            primals = [x for i in argnums if (x := values[i]) is not None]
+            cotangents = [mx.ones_like(y) for y in function(argnums, primals)]
+            mx.vjp(lambda *some, argnums=argnums, f=function: f(argnums, some), primals, cotangents)
+
+
+def _with(
+    op: registry.Op,
+    values: Sequence[mx.array | None],
+    options: dict[str, Any],
+    argnums: Sequence[int],
+    some: Sequence[mx.array],
+) -> list[mx.array]:
+    """The outputs of the op, the arguments at `argnums` replaced by `some`."""
+    full = list(values)
+    for i, x in zip(argnums, some, strict=True):
+        full[i] = x
+    result = op.function(*full, **options)
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def check(
+    names: Iterable[str] = (), *, every_case: bool = False, version: int = METAL_VERSION
+) -> dict[Launch, list[Problem]]:
+    """The problems of every kernel of the named ops (default: all); none is an empty list."""
+    found = launches(names, every_case=every_case)
+    problems = check_many([item.text() for item in found], version=version, catalogue=True)
+    return dict(zip(found, problems, strict=True))

@@ -1,0 +1,245 @@
+"""The checks: translate, let clang read, apply the rules, map every line to the user's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from . import clang, rules, translate
+from .tokens import Outline
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+    from ..metal import KernelSpec
+
+#: The oldest version of Metal that a supported MLX compiles kernels with (macOS 14); macOS 15 has
+#: 320, macOS 26 has 400. Whatever is valid here is valid there.
+METAL_VERSION = 310
+
+_WIDER = re.compile(r"increases floating-point precision: (.*) to (.*)")
+_NARROW = re.compile(r"'(?:const |volatile )*float'(?: \(aka [^)]*\))? to '([^']*)'")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that Metal refuses, or a rule of the catalogue that is broken.
+
+    Attributes:
+        line: 1 is the first line of the kernel's source, or of its header.
+        where: "source" or "header".
+        message: what is wrong.
+        code: the line itself.
+        rule: "metal" or "catalogue".
+    """
+
+    line: int
+    where: str
+    message: str
+    code: str
+    rule: str = "metal"
+
+    def __str__(self) -> str:
+        return f"line {self.line} of the {self.where}: {self.message}\n    {self.code.strip()}"
+
+
+def check(
+    metal_text: str, *, version: int = METAL_VERSION, catalogue: bool = False
+) -> list[Problem]:
+    """What Metal refuses in a complete kernel function as MLX makes it.
+
+    Args:
+        metal_text: see `metal_text`.
+        version: of the language, 310 for Metal 3.1.
+        catalogue: check the rules that zmlx's own kernels keep too.
+    """
+    return check_many([metal_text], version=version, catalogue=catalogue)[0]
+
+
+def check_many(
+    metal_texts: Sequence[str], *, version: int = METAL_VERSION, catalogue: bool = False
+) -> list[list[Problem]]:
+    """`check` of every text, in parallel; about 15 ms each."""
+    outlines = [Outline(text) for text in metal_texts]
+    translated = [
+        translate.to_clang(text, outline, arms=catalogue)
+        for text, outline in zip(metal_texts, outlines, strict=True)
+    ]
+    found = clang.read(translated, version)
+    return [
+        _problems(outline, diagnostics, version, catalogue)
+        for outline, diagnostics in zip(outlines, found, strict=True)
+    ]
+
+
+def _problems(
+    outline: Outline, diagnostics: list[clang.Diagnostic], version: int, catalogue: bool
+) -> list[Problem]:
+    where = translate.layout(outline.text)
+    lines = outline.text.split("\n")
+
+    def place(line: int) -> tuple[int, str]:
+        if line >= where.body_line:
+            return line - where.body_line + 1, "source"
+        return line, "header"
+
+    def problem(line: int, message: str, rule: str) -> Problem:
+        number, part = place(line)
+        # A message may name another line in braces.
+        message = re.sub(r"\{(\d+)\}", lambda m: str(place(int(m[1]))[0]), message)
+        code = lines[line - 1] if 0 < line <= len(lines) else ""
+        return Problem(number, part, message, code, rule)
+
+    found = {problem(line, text, "metal"): None for line, text in rules.metal(outline, version)}
+    for diagnostic in diagnostics:
+        said = _say(diagnostic)
+        if said is not None and (said[1] == "metal" or catalogue):
+            found[problem(diagnostic.line, *said)] = None
+    if catalogue:
+        for line, text in rules.catalogue(outline, where):
+            found[problem(line, text, "catalogue")] = None
+    return sorted(found, key=lambda p: (p.where != "header", p.line))
+
+
+# Of OpenCL, not of Metal.
+_NOT_METAL = re.compile(
+    r"bit-fields are not supported"
+    r"|kernel functions cannot be used in a template"
+    r"|scalar operand type has greater rank(?!.*bfloat)"
+    r"|(cast|conversion) from '[^']*'( \(aka '(\w+ )*half'\))? to .*__bf16.* is not allowed"
+    r"|cast from '[^']*__bf16'?.* to .*half.* is not allowed"
+)
+_SAYS = (
+    (re.compile(r"(variables in the local address space can only be .*)"), "catalogue"),
+    (re.compile(r"((?:pointers to|taking address of) functions? .*)"), "catalogue"),
+    (re.compile(r"static assertion failed.*?: (both arms of .*)"), "catalogue"),
+)
+_SPELLINGS = (
+    (
+        r"call to deleted member function '([^']*)'",
+        r"'\1' is a member function of thread objects: qualify it with the space of this one",
+    ),
+    (r"\b__global\b", "device"),
+    (r"\b__local\b", "threadgroup"),
+    (r"\b__private\b", "thread"),
+    (r"\b__constant\b", "constant"),
+    (r"\b__generic ", ""),
+    (r"\blocal address space", "threadgroup address space"),
+    (r"\bzk_make<(\w+)>", r"\1"),
+    (r"\bzk_(?=\w)", ""),
+    (r"__bf16", "bfloat"),
+    (r"\bvec<(\w+), (\d)>", r"\1\2"),
+    (r" \(aka '[^']*ext_vector_type[^)]*\)\)\)'\)", ""),
+    (r"__attribute__\(\(ext_vector_type\((\d)\)\)\)", r"vector of \1"),
+    (r"use of type 'double' requires.*", "Metal has no double (§2.1)"),
+    (r"C\+\+ for OpenCL( version 2021)?|OpenCL", "Metal"),
+    (r" \[-W[^\]]*\]$", ""),
+)
+
+
+def _say(diagnostic: clang.Diagnostic) -> tuple[str, str] | None:
+    """Message and rule of a diagnostic, or None if Metal accepts the code."""
+    message = diagnostic.message
+    if _NOT_METAL.search(message):
+        return None
+    if diagnostic.severity == "warning":
+        mixed = _WIDER.search(message)
+        if mixed and "__bf16" in mixed[1] and "half" in mixed[2]:
+            return "bfloat and half do not mix (§3.1): cast one of them", "metal"
+        narrow = _NARROW.search(message)
+        if "unknown attribute" in message:
+            return message.partition(" [-W")[0], "metal"
+        if narrow is None or "loses floating-point precision" not in message:
+            return None
+        target = message.partition(" to ")[2]
+        if "__bf16" in target:
+            name = narrow[1]
+            return f"float does not convert to '{name}' (bfloat) implicitly: cast it", "metal"
+        return f"a float stored as '{narrow[1]}' must be cast", "catalogue"
+    if "cannot be narrowed from type 'float' to 'half'" in message:
+        return None  # a literal whose value translate.py hides
+    if message.startswith("no matching constructor") and any(
+        "__constant" in note for note in diagnostic.notes
+    ):
+        return None  # OpenCL has no implicit copy from constant, Metal has
+    if "is ambiguous" in message and any("explicitly deleted" in n for n in diagnostic.notes):
+        return None  # what a function returns has no space in OpenCL; see translate._methods
+    rule = "metal"
+    for pattern, which in _SAYS:
+        match = pattern.search(message)
+        if match:
+            rule, message = which, match[1]
+    for old, new in _SPELLINGS:
+        message = re.sub(old, new, message)
+    return message, rule
+
+
+def metal_text(
+    spec: KernelSpec,
+    arrays: Iterable[mx.array],
+    template: Iterable[tuple[str, Any]] = (),
+    grid: tuple[int, int, int] = (1, 1, 1),
+    threadgroup: tuple[int, int, int] = (1, 1, 1),
+    output_shapes: Sequence[Sequence[int]] | None = None,
+    output_dtypes: Sequence[mx.Dtype] | None = None,
+) -> str:
+    """The complete function that MLX would compile, from MLX's own generator (no Metal needed)."""
+    import mlx.core as mx
+
+    arrays = list(arrays)
+    # MLX's own, also where `zmlx.install` has put another in its place.
+    make = getattr(mx.fast.metal_kernel, "__wrapped__", mx.fast.metal_kernel)
+    kernel: Any = make(
+        name=spec.full_name,
+        input_names=list(spec.input_names),
+        output_names=list(spec.output_names),
+        source=spec.body,
+        header=spec.header,
+        ensure_row_contiguous=spec.ensure_row_contiguous,
+        atomic_outputs=spec.atomic_outputs,
+    )
+    count = len(spec.output_names)
+    texts: list[str] = []
+
+    def keep(event: Any) -> None:
+        if event.get("type") == "primitive" and event["name"] == "CustomKernel":
+            texts.append(event["arguments"][1])
+
+    def call(*inputs: mx.array) -> Any:
+        return kernel(
+            inputs=list(inputs),
+            template=list(template),
+            grid=grid,
+            threadgroup=threadgroup,
+            output_shapes=list(output_shapes or [(1,)] * count),
+            output_dtypes=list(output_dtypes or [mx.float32] * count),
+        )
+
+    mx.export_function(keep, call, *arrays)
+    return _mend(texts[0], count)
+
+
+def _mend(text: str, outputs: int) -> str:
+    """MLX (to 0.32.4 at least) closes the parameter list before each of the last outputs if there
+    are several, a use of <input>_shape and no thread attribute."""
+    head, _, rest = text.rpartition("[[kernel]] void ")
+    for _ in range(outputs - 1):
+        rest = re.sub(r"(\[\[buffer\(\d+\)\]\])\) \{\n(?=  device )", r"\1,\n", rest, count=1)
+    return head + "[[kernel]] void " + rest
+
+
+def check_kernel(
+    spec: KernelSpec,
+    arrays: Iterable[mx.array],
+    template: Iterable[tuple[str, Any]] = (),
+    *,
+    version: int = METAL_VERSION,
+    catalogue: bool = True,
+    **call: Any,
+) -> list[Problem]:
+    """`check` of a kernel as it would be launched on `arrays`; `call` is grid, threadgroup,
+    output_shapes and output_dtypes."""
+    text = metal_text(spec, arrays, template, **call)
+    return check(text, version=version, catalogue=catalogue)

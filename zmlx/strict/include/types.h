@@ -1,0 +1,384 @@
+// What Metal's library declares, as declarations only: types, limits, conversions. Read by clang in
+// OpenCL C++ mode, whose address spaces, scope rules and vector types are the ones that Apple's
+// compiler grew out of. Nothing here runs.
+
+#define __METAL__ 1
+#define __METAL_MACOS__ 1
+#define __METAL_VERSION__ ZK_METAL_VERSION
+#define __HAVE_BFLOAT__ 1
+
+#define thread __private
+#define device __global
+#define threadgroup __local
+
+// OpenCL's own keywords and types are ordinary names in Metal.
+#define global zk_global
+#define local zk_local
+#define generic zk_generic
+#define pipe zk_pipe
+#define read_only zk_read_only
+#define write_only zk_write_only
+#define read_write zk_read_write
+#define atomic_int zk_atomic_int
+#define atomic_uint zk_atomic_uint
+#define atomic_bool zk_atomic_bool
+#define atomic_ulong zk_atomic_ulong
+#define atomic_float zk_atomic_float
+
+#pragma OPENCL EXTENSION cl_khr_fp16 : enable
+#define METAL_FUNC inline __attribute__((always_inline))
+
+// A float whose value the compiler does not know: it warns of every conversion to bfloat, but not
+// of a constant that happens to fit.
+float zk_literal(float);
+half zk_literal(half);
+
+namespace metal {
+
+typedef unsigned char uchar;
+typedef unsigned short ushort;
+typedef unsigned int uint;
+typedef unsigned long ulong;
+typedef signed char int8_t;
+typedef short int16_t;
+typedef int int32_t;
+typedef long int64_t;
+typedef uchar uint8_t;
+typedef ushort uint16_t;
+typedef uint uint32_t;
+typedef ulong uint64_t;
+typedef ulong size_t;
+typedef long ptrdiff_t;
+typedef ulong uintptr_t;
+typedef long intptr_t;
+typedef __bf16 bfloat;
+
+template <typename T, int N>
+using vec = T __attribute__((ext_vector_type(N)));
+
+#define ZK_VECTORS(T)   \
+  typedef vec<T, 2> T##2; \
+  typedef vec<T, 3> T##3; \
+  typedef vec<T, 4> T##4;
+ZK_VECTORS(char)
+ZK_VECTORS(uchar)
+ZK_VECTORS(short)
+ZK_VECTORS(ushort)
+ZK_VECTORS(int)
+ZK_VECTORS(uint)
+ZK_VECTORS(long)
+ZK_VECTORS(ulong)
+ZK_VECTORS(half)
+ZK_VECTORS(bfloat)
+ZK_VECTORS(float)
+#undef ZK_VECTORS
+
+// ---- traits ---------------------------------------------------------------------------------
+
+template <typename T, T v>
+struct integral_constant {
+  static constexpr constant T value = v;
+  typedef T value_type;
+  typedef integral_constant type;
+  constexpr operator T() const { return v; }
+};
+template <bool v>
+using bool_constant = integral_constant<bool, v>;
+typedef bool_constant<true> true_type;
+typedef bool_constant<false> false_type;
+
+template <bool, typename T = void>
+struct enable_if {};
+template <typename T>
+struct enable_if<true, T> {
+  typedef T type;
+};
+template <bool c, typename T = void>
+using enable_if_t = typename enable_if<c, T>::type;
+
+template <bool, typename T, typename U>
+struct conditional {
+  typedef T type;
+};
+template <typename T, typename U>
+struct conditional<false, T, U> {
+  typedef U type;
+};
+template <bool c, typename T, typename U>
+using conditional_t = typename conditional<c, T, U>::type;
+
+#define ZK_TRAIT(name, ...)                                  \
+  template <typename T>                                      \
+  struct name : bool_constant<__VA_ARGS__> {};               \
+  template <typename T>                                      \
+  static constexpr constant bool name##_v = __VA_ARGS__;
+#define ZK_TRAIT_2(name, ...)                                \
+  template <typename T, typename U>                          \
+  struct name : bool_constant<__VA_ARGS__> {};               \
+  template <typename T, typename U>                          \
+  static constexpr constant bool name##_v = __VA_ARGS__;
+ZK_TRAIT_2(is_same, __is_same(T, U))
+ZK_TRAIT_2(is_convertible, __is_convertible(T, U))
+ZK_TRAIT_2(is_constructible, __is_constructible(T, U))
+ZK_TRAIT_2(is_base_of, __is_base_of(T, U))
+ZK_TRAIT(is_integral, __is_integral(T))
+ZK_TRAIT(is_floating_point, __is_floating_point(T))
+ZK_TRAIT(is_arithmetic, __is_arithmetic(T))
+ZK_TRAIT(is_signed, __is_signed(T))
+ZK_TRAIT(is_unsigned, __is_unsigned(T))
+ZK_TRAIT(is_pointer, __is_pointer(T))
+ZK_TRAIT(is_array, __is_array(T))
+ZK_TRAIT(is_enum, __is_enum(T))
+ZK_TRAIT(is_class, __is_class(T))
+ZK_TRAIT(is_const, __is_const(T))
+ZK_TRAIT(is_trivially_copyable, __is_trivially_copyable(T))
+
+#define ZK_TRANSFORM(name, builtin)            \
+  template <typename T>                        \
+  struct name {                                \
+    typedef builtin(T) type;                   \
+  };                                           \
+  template <typename T>                        \
+  using name##_t = builtin(T);
+ZK_TRANSFORM(remove_cv, __remove_cv)
+ZK_TRANSFORM(remove_const, __remove_const)
+ZK_TRANSFORM(remove_volatile, __remove_volatile)
+ZK_TRANSFORM(remove_reference, __remove_reference_t)
+ZK_TRANSFORM(remove_pointer, __remove_pointer)
+ZK_TRANSFORM(remove_extent, __remove_extent)
+ZK_TRANSFORM(make_signed, __make_signed)
+ZK_TRANSFORM(make_unsigned, __make_unsigned)
+ZK_TRANSFORM(underlying_type, __underlying_type)
+ZK_TRANSFORM(decay, __decay)
+
+template <typename T>
+struct remove_addrspace {
+  typedef T type;
+};
+#define ZK_SPACE(space)             \
+  template <typename T>             \
+  struct remove_addrspace<space T> { \
+    typedef T type;                 \
+  };
+ZK_SPACE(thread)
+ZK_SPACE(device)
+ZK_SPACE(threadgroup)
+ZK_SPACE(constant)
+#undef ZK_SPACE
+template <typename T>
+using remove_addrspace_t = typename remove_addrspace<T>::type;
+
+template <typename T>
+T declval();
+
+template <typename T>
+struct numeric_limits {
+  static constexpr constant bool is_specialized = false;
+};
+#define ZK_INTEGER_LIMITS(T, low, high)                        \
+  template <>                                                  \
+  struct numeric_limits<T> {                                   \
+    static constexpr constant bool is_specialized = true;      \
+    static constexpr constant bool is_integer = true;          \
+    static constexpr constant bool is_exact = true;            \
+    static constexpr constant bool has_infinity = false;       \
+    static constexpr constant bool is_signed = T(-1) < T(0);   \
+    static constexpr constant int digits = sizeof(T) * 8 - (T(-1) < T(0)); \
+    static constexpr T min() { return low; }                   \
+    static constexpr T lowest() { return low; }                \
+    static constexpr T max() { return high; }                  \
+  };
+ZK_INTEGER_LIMITS(bool, false, true)
+ZK_INTEGER_LIMITS(char, -128, 127)
+ZK_INTEGER_LIMITS(int8_t, -128, 127)
+ZK_INTEGER_LIMITS(uchar, 0, 255)
+ZK_INTEGER_LIMITS(short, -32768, 32767)
+ZK_INTEGER_LIMITS(ushort, 0, 65535)
+ZK_INTEGER_LIMITS(int, -2147483647 - 1, 2147483647)
+ZK_INTEGER_LIMITS(uint, 0, 4294967295u)
+ZK_INTEGER_LIMITS(long, -9223372036854775807l - 1, 9223372036854775807l)
+ZK_INTEGER_LIMITS(ulong, 0, 18446744073709551615ul)
+#undef ZK_INTEGER_LIMITS
+#define ZK_FLOAT_LIMITS(T, mantissa, low, high, eps)                     \
+  template <>                                                            \
+  struct numeric_limits<T> {                                             \
+    static constexpr constant bool is_specialized = true;                \
+    static constexpr constant bool is_integer = false;                   \
+    static constexpr constant bool is_exact = false;                     \
+    static constexpr constant bool has_infinity = true;                  \
+    static constexpr constant bool is_signed = true;                     \
+    static constexpr constant int digits = mantissa;                     \
+    static constexpr T min() { return T(low); }                          \
+    static constexpr T max() { return T(high); }                         \
+    static constexpr T lowest() { return T(-high); }                     \
+    static constexpr T epsilon() { return T(eps); }                      \
+    static constexpr T infinity() { return T(__builtin_inff()); }        \
+    static constexpr T quiet_NaN() { return T(__builtin_nanf("")); }     \
+    static constexpr T signaling_NaN() { return T(__builtin_nanf("")); } \
+    static constexpr T denorm_min() { return T(low); }                   \
+  };
+ZK_FLOAT_LIMITS(half, 11, 0x1p-14f, 65504.0f, 0x1p-10f)
+ZK_FLOAT_LIMITS(bfloat, 8, 0x1p-126f, 0x1.fep127f, 0x1p-7f)
+ZK_FLOAT_LIMITS(float, 24, 0x1p-126f, 0x1.fffffep127f, 0x1p-23f)
+#undef ZK_FLOAT_LIMITS
+
+// ---- vectors --------------------------------------------------------------------------------
+
+template <typename T>
+struct zk_shape {
+  enum { size = 1, vector = 0 };
+  typedef T element;
+};
+template <typename T, int N>
+struct zk_shape<vec<T, N>> {
+  enum { size = N, vector = 1 };
+  typedef T element;
+};
+
+// boolN: what a comparison of vectors gives converts to it, and nothing else does.
+#define ZK_BOOLS(N, FIELDS, RED, VALUES)                                      \
+  struct bool##N {                                                            \
+    union {                                                                   \
+      struct { bool FIELDS; };                                                \
+      struct { bool RED; };                                                   \
+    };                                                                        \
+    bool##N() = default;                                                      \
+    bool##N(bool);                                                            \
+    bool##N(char##N);                                                         \
+    bool##N(short##N);                                                        \
+    bool##N(int##N);                                                          \
+    bool##N(long##N);                                                         \
+    template <typename T, typename = enable_if_t<!__is_arithmetic(T)>>        \
+    explicit bool##N(T);                                                      \
+    template <typename A, typename B, typename... C>                          \
+    bool##N(A, B, C...);                                                      \
+    thread bool& operator[](int) thread;                                      \
+    bool operator[](int) const;                                               \
+    bool##N operator!() const;                                                \
+    bool##N operator&&(bool##N) const;                                        \
+    bool##N operator||(bool##N) const;                                        \
+    bool##N operator&(bool##N) const;                                         \
+    bool##N operator|(bool##N) const;                                         \
+    bool##N operator^(bool##N) const;                                         \
+    bool##N operator==(bool##N) const;                                        \
+    bool##N operator!=(bool##N) const;                                        \
+    template <typename T>                                                     \
+    explicit operator vec<T, N>() const;                                      \
+  };                                                                          \
+  bool any(bool##N);                                                          \
+  bool all(bool##N);
+#define ZK_COMMA ,
+struct bool2;
+struct bool3;
+struct bool4;
+ZK_BOOLS(2, x ZK_COMMA y, r ZK_COMMA g, )
+ZK_BOOLS(3, x ZK_COMMA y ZK_COMMA z, r ZK_COMMA g ZK_COMMA b, )
+ZK_BOOLS(4, x ZK_COMMA y ZK_COMMA z ZK_COMMA w, r ZK_COMMA g ZK_COMMA b ZK_COMMA a, )
+#undef ZK_BOOLS
+bool any(bool);
+bool all(bool);
+
+// `float4(...)`: translate.py writes a constructor of a vector as a call of this.
+template <typename E, typename A>
+constexpr enable_if_t<!zk_shape<A>::vector, E> zk_component(A a) {
+  return static_cast<E>(a);
+}
+template <typename E, typename A>
+constexpr enable_if_t<zk_shape<A>::vector, A> zk_component(A a) {
+  static_assert(__is_same(E, typename zk_shape<A>::element),
+                "a vector in a constructor must have the element type of the constructed vector");
+  return a;
+}
+template <typename V>
+constexpr V zk_make() {
+  return V{};
+}
+template <typename V, typename A>
+constexpr enable_if_t<zk_shape<V>::vector && !zk_shape<A>::vector, V> zk_make(A a) {
+  return static_cast<V>(static_cast<typename zk_shape<V>::element>(a));
+}
+template <typename V, typename A>
+constexpr enable_if_t<zk_shape<V>::vector && zk_shape<A>::vector, V> zk_make(A a) {
+  static_assert(int(zk_shape<V>::size) == int(zk_shape<A>::size),
+                "a vector constructor must get as many components as the vector has");
+  return __builtin_convertvector(a, V);
+}
+template <typename V, typename A, typename B, typename... C>
+constexpr enable_if_t<zk_shape<V>::vector, V> zk_make(A a, B b, C... c) {
+  return V{zk_component<typename zk_shape<V>::element>(a),
+           zk_component<typename zk_shape<V>::element>(b),
+           zk_component<typename zk_shape<V>::element>(c)...};
+}
+template <typename V, typename A, typename... B>
+constexpr enable_if_t<!zk_shape<V>::vector, V> zk_make(A a, B... b) {
+  return V(a, b...);
+}
+
+// `c ? a : b`: translate.py has both arms looked at here. A half or bfloat beside another type
+// converts one way on Metal and is ambiguous in C++ and CUDA.
+template <typename T>
+static constexpr constant bool zk_small_v =
+    __is_same(typename zk_shape<T>::element, half) || __is_same(typename zk_shape<T>::element, bfloat);
+template <typename A, typename B>
+struct zk_pair {
+  static_assert(__is_same(A, B) || !(zk_small_v<A> || zk_small_v<B>),
+                "both arms of ?: must be cast to one type");
+};
+template <typename A, typename B>
+zk_pair<A, B> zk_arms(A, B);
+
+// Packed vectors have the alignment of an element.
+template <typename T, int N>
+struct packed_vec {
+  T zk_elements[N];
+  packed_vec() = default;
+  packed_vec(vec<T, N>);
+  packed_vec(T);
+  template <typename A, typename B, typename... C>
+  packed_vec(A, B, C...);
+  operator vec<T, N>() const;
+  operator vec<T, N>() const constant;
+  T& operator[](int);
+  T operator[](int) const;
+  T operator[](int) const constant;
+};
+#define ZK_PACKED(T)                    \
+  typedef packed_vec<T, 2> packed_##T##2; \
+  typedef packed_vec<T, 3> packed_##T##3; \
+  typedef packed_vec<T, 4> packed_##T##4;
+ZK_PACKED(char)
+ZK_PACKED(uchar)
+ZK_PACKED(short)
+ZK_PACKED(ushort)
+ZK_PACKED(int)
+ZK_PACKED(uint)
+ZK_PACKED(long)
+ZK_PACKED(half)
+ZK_PACKED(bfloat)
+ZK_PACKED(float)
+#undef ZK_PACKED
+
+template <typename T>
+using uniform = T;
+template <typename T>
+constexpr T make_uniform(T x) { return x; }
+
+template <typename T, size_t N>
+struct array {
+  T zk_elements[N];
+  constexpr size_t size() const { return N; }
+  T& operator[](size_t);
+  const T& operator[](size_t) const;
+  const constant T& operator[](size_t) const constant;
+};
+
+template <typename To, typename From>
+constexpr To as_type(From x) {
+  static_assert(sizeof(To) == sizeof(From), "as_type needs types of the same size");
+  if constexpr (sizeof(To) == sizeof(From)) {
+    return __builtin_bit_cast(To, x);
+  }
+}
+
+}  // namespace metal
+using namespace metal;

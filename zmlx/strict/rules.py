@@ -1,0 +1,336 @@
+"""What clang does not say: rules of Metal's language that OpenCL C++ lacks, and the rules that
+zmlx's own kernels keep so that every target can take them.
+
+Section numbers are those of Apple's Metal Shading Language Specification, version 4.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from .tokens import Outline, Scope
+from .translate import ELEMENTS, SPACES, VECTORS, Layout
+
+#: Line of the Metal text, what is wrong.
+Finding = tuple[int, str]
+
+_KNOWN_TYPES = {
+    "bool", "void", "char", "short", "int", "long", "unsigned", "signed", "size_t", "ptrdiff_t",
+    "auto", "bfloat16_t", "float16_t", "complex64_t", "atomic_int", "atomic_uint", "atomic_bool",
+    "atomic_float", "atomic_ulong", "uintptr_t", "intptr_t", *ELEMENTS, *VECTORS,
+    *(f"{u}int{n}_t" for u in ("", "u") for n in (8, 16, 32, 64)),
+    *(f"bool{n}" for n in "234"), *(f"packed_{v}" for v in VECTORS),
+}  # fmt: skip
+_QUALIFIERS = ("const", "volatile", "constexpr", "static", "inline", "extern", "struct", "typename",
+               "unsigned", "signed", "long", "coherent", "restrict")  # fmt: skip
+
+_WORDS = {
+    "goto": "goto (§1.5.4)",
+    "asm": "inline assembly",
+    "__asm__": "inline assembly",
+    "wchar_t": "wide characters (§2.1)",
+    "char16_t": "wide characters (§2.1)",
+    "char32_t": "wide characters (§2.1)",
+    "co_await": "coroutines",
+    "co_yield": "coroutines",
+    "co_return": "coroutines",
+}
+
+_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\b[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+_NUMBER_SUFFIX = re.compile(r"(?!0[xX]).*[.eE].*[lL]|.*\d[uU]?(?:ll|LL)[uU]?")
+
+
+def metal(outline: Outline, version: int) -> Iterator[Finding]:
+    """Rules of Metal."""
+    for i, token in enumerate(outline.tokens):
+        text, line = token.text, token.line
+        if text in _WORDS and token.kind == "word":
+            yield line, f"Metal has no {_WORDS[text]}"
+        elif text == "noexcept" and outline[i + 1] == "(" and outline[i - 1] not in (")", "const"):
+            yield line, "Metal has no noexcept operator (§1.5.4)"
+        elif text == "double":
+            yield line, "Metal has no double (§2.1)"
+        elif text == "long" and outline[i + 1] in ("long", "double"):
+            yield line, f"Metal has no long {outline[i + 1]} (§2.1)"
+        elif text == "std" and outline[i + 1] == "::":
+            yield line, "Metal has its own library and no std:: (§1.5.4)"
+        elif token.kind == "number" and _NUMBER_SUFFIX.fullmatch(text):
+            yield line, f"Metal has no type for the literal {text} (§2.1)"
+        elif text == "static" and _in_function(outline, i):
+            yield line, "variables in a function cannot be static (§5.3)"
+        elif text == "[" and version < 320 and _is_lambda(outline, i):
+            yield line, f"Metal {version / 100:.1f} has no lambda expressions; 3.2 has (§1.5.4)"
+    yield from _spaceless(outline)
+    for match in _INCLUDE.finditer(outline.text):
+        if not re.fullmatch(r"<(metal_\w+|simd/simd\.h)>", match[1]):
+            line = outline.text.count("\n", 0, match.start()) + 1
+            yield line, f"{match[1]} is not a header of Metal's library (§6.1)"
+
+
+def _in_function(outline: Outline, i: int) -> bool:
+    scope = outline.scope_at(i)
+    return scope.function is not None and scope.kind != "type"
+
+
+def _is_lambda(outline: Outline, i: int) -> bool:
+    if i not in outline.partner or outline[i + 1] == "[" or outline[i - 1] == "[":
+        return False
+    before = outline.tokens[i - 1] if i else None
+    value = before is None or before.text in (")", "]") or before.kind in ("word", "number")
+    if value and before is not None and before.text != "return":
+        return False
+    return outline[outline.partner[i] + 1] in ("(", "{", "mutable", "->")
+
+
+def _derived(outline: Outline) -> Iterator[Finding]:
+    """The specification excludes them, though Apple's compiler takes those without `virtual`."""
+    for scope in outline.scopes:
+        if scope.kind != "type":
+            continue
+        for i in range(scope.head, scope.open):
+            if outline[i] == ":" and outline[scope.head] != "enum":
+                yield outline.tokens[i].line, "the language has no derived classes (§1.5.4)"
+                break
+
+
+def _spaceless(outline: Outline) -> Iterator[Finding]:
+    """Pointers and references without an address space (§4)."""
+    types = (_KNOWN_TYPES | outline.types) - _values(outline)
+    for i, token in enumerate(outline.tokens):
+        if token.kind != "word" or token.text not in types:
+            continue
+        if outline[i - 1] in (".", "->", "struct", "class", "using", "enum", "union"):
+            continue
+        end, spaced = i + 1, False
+        if outline[end] == "<":
+            end = outline.angle_end(end) + 1
+            if end == 0:
+                continue
+        while outline[end] in ("const", "volatile") or outline[end] in SPACES:
+            spaced |= outline[end] in SPACES
+            end += 1
+        if outline[end] not in ("*", "&", "&&"):
+            continue
+        if outline[end] == "&&" and outline.tokens[end + 1].kind != "word":
+            continue
+        begin = i - 1
+        while outline[begin] in _QUALIFIERS or outline[begin] in SPACES or outline[begin] == "::":
+            spaced |= outline[begin] in SPACES
+            begin -= 2 if outline[begin] == "::" else 1
+        if spaced or outline[begin] in ("operator", "sizeof"):
+            continue
+        what = "pointer" if outline[end] == "*" else "reference"
+        yield (
+            token.line,
+            f"{what} type must have an address space: device, constant, thread or threadgroup (§4)",
+        )
+
+
+def _values(outline: Outline) -> set[str]:
+    """Names that the text declares as variables or as template parameters that are not types."""
+    return {
+        token.text
+        for i, token in enumerate(outline.tokens)
+        if token.kind == "word"
+        and (outline[i - 1] in _KNOWN_TYPES or outline[i - 1] in ("&", "*"))
+        and outline[i + 1] in (",", ")", "=", ";", "[", ">")
+        and token.text not in _KNOWN_TYPES
+        and outline[i - 2] not in ("=", "(", ",", "+", "*", "]", ")")
+    }
+
+
+# ---- the rules of the catalogue ------------------------------------------------------------------
+
+
+def catalogue(outline: Outline, where: Layout) -> Iterator[Finding]:
+    """Rules of zmlx's own kernels."""
+    for match in _INCLUDE.finditer(outline.text):
+        yield outline.text.count("\n", 0, match.start()) + 1, "kernels include nothing"
+    for token in outline.tokens:
+        if token.text.startswith("__builtin_"):
+            yield token.line, f"{token.text} is not in Metal's library"
+    yield from _derived(outline)
+    yield from _recursion(outline)
+    yield from _same_but_for_space(outline)
+    yield from divergence(outline, where)
+
+
+def _calls(outline: Outline, function: Scope) -> set[str]:
+    return {
+        outline[i]
+        for i in range(function.open + 1, function.close)
+        if outline[i + 1] in ("(", "<") and outline.tokens[i].kind == "word"
+    }
+
+
+def _recursion(outline: Outline) -> Iterator[Finding]:
+    """Metal 2.4 and later has recursion; the CPU and CUDA targets inline helpers and do not."""
+    functions = [s for s in outline.scopes if s.kind == "function" and s.parent is outline.file]
+    names = [f.name for f in functions]
+    calls = {f.name: _calls(outline, f) & set(names) for f in functions}
+    for function in functions:
+        if names.count(function.name) > 1:
+            continue
+        reached, work = set(), set(calls[function.name])
+        while work:
+            name = work.pop()
+            if name not in reached:
+                reached.add(name)
+                work |= calls[name]
+        if function.name in reached:
+            line = outline.tokens[function.parameters[0]].line
+            yield line, f"{function.name} calls itself; kernels have no recursion"
+
+
+def _same_but_for_space(outline: Outline) -> Iterator[Finding]:
+    seen: dict[tuple[str, ...], Scope] = {}
+    for function in outline.scopes:
+        if function.kind != "function":
+            continue
+        owner = function.parent.name if function.parent else ""
+        key = [owner, function.name]
+        begin, end = function.parameters
+        for i in range(begin + 1, end):
+            names = outline[i - 1] in ("*", "&", ">") and outline[i + 1] in (",", ")", "=", "[")
+            if outline[i] not in SPACES and outline[i] != "const" and not names:
+                key.append(outline[i])
+        if tuple(key) in seen:
+            line = outline.tokens[begin].line
+            yield line, f"overloads of {function.name} must not differ only in address space"
+        seen[tuple(key)] = function
+
+
+_LANE = re.compile(r"thread_(position_in_(grid|threadgroup)|index_in_\w+)|.*_index_in_threadgroup")
+_MEETING = re.compile(
+    r"(simd|quad)_(?!is_helper|active_threads|is_first)\w+|(threadgroup|simdgroup)_barrier"
+    r"|simdgroup_(load|store|multiply|multiply_accumulate)"
+)
+_UNIFORM = re.compile(
+    r"(simd|quad)_(sum|product|min|max|and|or|xor|all|any|ballot|broadcast|broadcast_first)"
+)
+
+
+def divergence(outline: Outline, where: Layout) -> Iterator[Finding]:
+    """Calls at which threads meet, inside control flow whose condition differs between threads.
+
+    Values derived from a thread's position differ; results of simdgroup reductions do not. Names
+    are followed through assignments in the order of the text and through the arguments of calls.
+    """
+    varying = {t.text for t in outline.tokens if _LANE.fullmatch(t.text)}
+    for _ in range(3):  # a helper may stand before or after what it calls
+        before = len(varying)
+        _spread(outline, varying)
+        if len(varying) == before:
+            break
+    meeting = {t.text for t in outline.tokens if _MEETING.fullmatch(t.text)}
+    functions = [s for s in outline.scopes if s.kind == "function" and s.name != where.name]
+    for function in functions * 2:
+        if _calls(outline, function) & meeting:
+            meeting.add(function.name)
+    for begin, end, line in _divergent(outline, varying):
+        for i in range(begin, end):
+            if outline[i] in meeting and outline[i + 1] in ("(", "<"):
+                yield (
+                    outline.tokens[i].line,
+                    f"{outline[i]} must be reached by all threads, but the condition in line "
+                    f"{{{line}}} differs between them",
+                )
+
+
+def _differs(outline: Outline, begin: int, end: int, varying: set[str]) -> bool:
+    i = begin
+    while i < end:
+        if _UNIFORM.fullmatch(outline[i]) and outline[i + 1] == "(":
+            i = outline.partner.get(i + 1, i)
+        elif outline[i] in varying and outline[i - 1] not in (".", "->"):
+            return True
+        i += 1
+    return False
+
+
+def _spread(outline: Outline, varying: set[str]) -> None:
+    definitions = {s.name: s for s in outline.scopes if s.kind == "function"}
+    for i, token in enumerate(outline.tokens):
+        if token.text in ("=", "+=", "-=", "*=", "/=", "|=", "&=", "^=") and i > 0:
+            target = i - 1
+            while outline[target] == "]" and target in outline.partner:
+                target = outline.partner[target] - 1
+            if outline[target - 1] == ".":
+                target -= 2
+            end = _expression_end(outline, i + 1)
+            if outline.tokens[target].kind == "word" and _differs(outline, i + 1, end, varying):
+                varying.add(outline[target])
+        elif token.text in definitions and outline[i + 1] in ("(", "<"):
+            callee = definitions[token.text]
+            opening = i + 1 if outline[i + 1] == "(" else outline.angle_end(i + 1) + 1
+            if opening == callee.parameters[0] or opening not in outline.partner:
+                continue
+            parameters = [outline[e - 1] for _, e in _arguments(outline, callee.parameters[0])]
+            for (b, e), name in zip(_arguments(outline, opening), parameters, strict=False):
+                if _differs(outline, b, e, varying):
+                    varying.add(name)
+
+
+def _arguments(outline: Outline, opening: int) -> list[tuple[int, int]]:
+    found, begin, i, close = [], opening + 1, opening + 1, outline.partner[opening]
+    while i <= close:
+        if i == close or outline[i] == ",":
+            if i > begin:
+                found.append((begin, i))
+            begin = i + 1
+        elif outline[i] in ("(", "[", "{") and i in outline.partner:
+            i = outline.partner[i]
+        elif outline[i] == "<" and outline.angle_end(i) > 0:
+            i = outline.angle_end(i)
+        i += 1
+    return found
+
+
+def _expression_end(outline: Outline, i: int) -> int:
+    while i < len(outline) and outline[i] not in (";", ",", ")", "}"):
+        i = outline.skip(i)
+    return i
+
+
+def _divergent(outline: Outline, varying: set[str]) -> Iterator[tuple[int, int, int]]:
+    """Ranges of tokens that not all threads of a group reach, with the line of the condition."""
+    for i, token in enumerate(outline.tokens):
+        if token.text not in ("if", "while", "for", "switch") or outline[i + 1] not in (
+            "(",
+            "constexpr",
+        ):
+            continue
+        opening = i + 1 if outline[i + 1] == "(" else i + 2
+        close = outline.partner.get(opening, opening)
+        begin, end = opening, close
+        if token.text == "for":
+            parts = [k for k in range(opening, close) if outline[k] == ";"]
+            if len(parts) == 2:
+                begin, end = parts
+        if not _differs(outline, begin + 1, end, varying):
+            continue
+        stop = _body_end(outline, close + 1)
+        yield close + 1, stop, token.line
+        if token.text == "if" and outline[stop] == "else":
+            yield stop + 1, _body_end(outline, stop + 1), token.line
+        # After `if (…) return;` only the other threads go on.
+        if token.text == "if" and "return" in (outline[k] for k in range(close + 1, stop)):
+            function = outline.scope_at(i).function
+            if function is not None:
+                yield stop, function.close, token.line
+
+
+def _body_end(outline: Outline, i: int) -> int:
+    """The token after the statement that begins at i."""
+    if outline[i] == "{":
+        return outline.partner.get(i, i) + 1
+    if outline[i] in ("if", "for", "while", "switch"):
+        close = outline.partner.get(i + 1, i + 1)
+        end = _body_end(outline, close + 1)
+        while outline[end] == "else":
+            end = _body_end(outline, end + 1)
+        return end
+    while i < len(outline) and outline[i] != ";":
+        i = outline.skip(i)
+    return i + 1

@@ -1,0 +1,260 @@
+"""Metal text to the OpenCL C++ that clang reads, line for line.
+
+Almost everything is a macro or a type of `include/`. What is left to rewrite: the kernel's
+attributes and template line, constructors of vectors (clang has no `float4(a, b)`), literals that
+clang lacks or knows too much about, and member functions, which run on `thread` objects in Metal
+and on any in OpenCL.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .tokens import Outline
+
+ELEMENTS = (
+    "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "bfloat", "float",
+)  # fmt: skip
+VECTORS = frozenset(e + n for e in ELEMENTS for n in "234")
+SPACES = ("device", "constant", "thread", "threadgroup", "threadgroup_imageblock", "ray_data")
+
+_KERNEL = re.compile(r"\[\[kernel\]\] void (\w+)\(")
+_INSTANCE = re.compile(r"^template \[\[host_name\(.*\Z", re.MULTILINE | re.DOTALL)
+_ATTRIBUTE = re.compile(
+    r"\[\[\s*(kernel|visible|host_name\([^)]*\)|max_total_threads_per_threadgroup\([^)]*\)"
+    r"|function_constant\(\w+\)|(buffer|threadgroup)\(\w+\)|grid_(origin|size)"
+    r"|(dispatch_)?thread(s|group|groups)?_\w+|(dispatch_)?(simd|quad)groups?_\w+)\s*\]\]"
+)
+_BFLOAT_LITERAL = re.compile(r"(\d[\d.']*([eE][+-]?\d+)?|\.\d+|0[xX].*[pP][+-]?\d+)(bf|BF)")
+_LITERAL = re.compile(r"(?:\d[\d']*\.[\d']*|\.\d[\d']*|\d[\d']*(?=[eE]))(?:[eE][+-]?\d+)?[fF]?")
+
+
+@dataclass
+class Layout:
+    """Where the parts of a kernel's text lie: offsets, and the first line of the user's body."""
+
+    kernel: int = 0
+    signature_end: int = 0
+    instance: int = 0
+    template: tuple[tuple[str, str], ...] = ()  # declarations, in the order of the template line
+    body_line: int = 1
+    name: str = ""
+
+
+def layout(text: str) -> Layout:
+    """The parts of the text that MLX made, which are its own whatever the user wrote."""
+    matches = list(_KERNEL.finditer(text))
+    if not matches:
+        raise ValueError("[strict] 'metal_text' must hold a [[kernel]] function but has none.")
+    match = matches[-1]
+    open_end = text.index(") {\n", match.end()) + 4
+    found = Layout(match.start(), open_end, len(text), name=match.group(1))
+    found.body_line = text.count("\n", 0, open_end) + 1
+    instance = _INSTANCE.search(text, open_end)
+    if instance:
+        found.instance = instance.start()
+        # On a line of its own, unless the header does not end in a newline.
+        start = text.rindex("template <", 0, match.start())
+        parameters = text[start + len("template <") : match.start() - len(">\n")]
+        arguments = re.search(rf"decltype\({found.name}<(.*?)>\)", instance.group())
+        values = _split(arguments.group(1)) if arguments else []
+        found.template = tuple(zip(_split(parameters), values, strict=True))
+    return found
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")] if text.strip() else []
+
+
+def _declare(parameter: str, value: str) -> str:
+    kind, _, name = parameter.rpartition(" ")
+    if kind in ("typename", "class"):
+        return f"typedef {value} {name};"
+    return f"constexpr {kind} {name} = {value};"
+
+
+class _Edits:
+    """Replacements of ranges of a text, none of which changes a line number."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.edits: list[tuple[int, int, str]] = []
+
+    def replace(self, start: int, end: int, new: str) -> None:
+        self.edits.append((start, end, new))
+
+    def blank(self, start: int, end: int) -> None:
+        self.replace(start, end, re.sub(r"[^\n]", " ", self.text[start:end]))
+
+    def result(self) -> str:
+        out, at = [], 0
+        for start, end, new in sorted(self.edits):
+            if start >= at:
+                out += [self.text[at:start], new]
+                at = end
+        return "".join([*out, self.text[at:]])
+
+
+def to_clang(text: str, outline: Outline, *, arms: bool) -> str:
+    """The text for clang; with `arms`, both arms of ?: are checked to have one type."""
+    where = layout(text)
+    edits = _Edits(text)
+    for match in _ATTRIBUTE.finditer(text):
+        edits.blank(match.start(), match.end())
+    if where.template:
+        edits.blank(where.instance, len(text))
+    for token in outline.all:
+        # `h` is a suffix in OpenCL too.
+        if token.kind == "number" and _BFLOAT_LITERAL.fullmatch(token.text):
+            edits.replace(token.start, token.end, f"bfloat({token.text[:-2]}f)")
+    _non_constant(edits, outline)
+    _constructors(edits, outline)
+    _methods(edits, outline)
+    for match in re.finditer(r"^[ \t]*#[ \t]*include\b[^\n]*", text, re.MULTILINE):
+        edits.blank(match.start(), match.end())
+    marked = edits.result()
+    return _kernel(_arms(marked) if arms else marked, where)
+
+
+def _kernel(text: str, where: Layout) -> str:
+    """The kernel as OpenCL's, which is no template: once with the template arguments declared in
+    its body, and before that as the template that it is, for the rules of dependent names (clang
+    refuses that one, but reads it)."""
+    start = text.rindex("void " + where.name + "(")
+    brace = text.index("{", start)
+    declared = " ".join(_declare(parameter, value) for parameter, value in where.template)
+    concrete = f"__kernel {text[start:brace]}{{ {declared}{text[brace + 1 :]}"
+    if not where.template:
+        return text[:start] + concrete
+    head = text.rindex("template <", 0, start)
+    line = text.count("\n", 0, head) + 1
+    parameters = text.index("(", start)
+    return (
+        f'{text[:head]}\n# {line} "kernel.metal"\n{text[head:start]}'
+        f"__kernel void {where.name}_template{text[parameters:]}"
+        f'\n# {line + 1} "kernel.metal"\n{concrete}'
+    )
+
+
+def _non_constant(edits: _Edits, outline: Outline) -> None:
+    """Hides the value of float literals in function bodies, where nothing needs a constant."""
+    for i, token in enumerate(outline.tokens):
+        literal = token.kind == "number" and _LITERAL.fullmatch(token.text)
+        if not literal and token.text not in ("INFINITY", "NAN"):
+            continue
+        function = outline.scope_at(i).function
+        if function is None:
+            continue
+        words = {outline[j] for j in range(outline.statement(i)[0], i)}
+        words |= {outline[j] for j in range(function.head, function.parameters[0])}
+        if words & {"constexpr", "constant", "static_assert"}:
+            continue
+        edits.replace(token.start, token.end, f"zk_literal({token.text})")
+
+
+def _constructors(edits: _Edits, outline: Outline) -> None:
+    """`V(a, b)` as `zk_make<V>(a, b)`, and `V v(a, b)` as `V v = zk_make<V>(a, b)`, for vectors and
+    for types whose meaning a scan does not know."""
+    aliases = _maybe_vectors(outline)
+    i = 0
+    while i < len(outline):
+        token = outline.tokens[i]
+        last = i
+        if token.text == "vec" and outline[i + 1] == "<":
+            last = outline.angle_end(i + 1)
+            if last < 0:
+                last = i
+            elif [outline[k] for k in range(i + 2, last - 1)] == ["bool", ","]:
+                edits.replace(token.start, outline.tokens[last].end, f"bool{outline[last - 1]}")
+                i = last + 1
+                continue
+        known = token.text in VECTORS or last > i
+        if known or token.text in aliases:
+            name = edits.text[token.start : outline.tokens[last].end]
+            call = outline[last + 1] == "(" and outline[i - 1] not in ("operator", "~", "struct")
+            # `V (&name)[4]` declares.
+            declares = outline[last + 2] in ("&", "*") and outline[last + 5] in ("[", "(")
+            if call and not (declares and outline[last + 4] == ")"):
+                edits.replace(token.start, outline.tokens[last].end, f"zk_make<{name}>")
+            elif (
+                known
+                and outline[last + 2] == "("
+                and outline.tokens[last + 1].kind == "word"
+                and outline.scope_at(i).function is not None
+                and outline.statement(i)[0] in (i, i - 1)
+            ):
+                brace = outline.tokens[last + 2]
+                edits.replace(brace.start, brace.end, f" = zk_make<{name}>(")
+        i = max(last, i) + 1
+
+
+def _maybe_vectors(outline: Outline) -> set[str]:
+    """Names of types in the text that may stand for a vector: aliases and template parameters."""
+    names: set[str] = set()
+    for i, token in enumerate(outline.tokens):
+        after = outline[i + 1]
+        parameter = token.text == "typename" and outline[i - 1] in ("<", ",")
+        if parameter or (token.text == "using" and outline[i + 2] == "="):
+            names.add(after)
+        elif token.text == "typedef":
+            names.add(outline[outline.statement(i)[1] - 1])
+    constructed = {s.name for s in outline.scopes if s.kind == "type"}
+    return {name for name in names - constructed if re.fullmatch(r"[A-Za-z_]\w*", name)}
+
+
+def _methods(edits: _Edits, outline: Outline) -> None:
+    """A member function without an address space is one of `thread` objects, and of temporaries. In
+    OpenCL it is one of any object: hence deleted overloads for the other spaces."""
+    for scope in outline.scopes:
+        if scope.kind != "function" or scope.parent is None or scope.parent.kind != "type":
+            continue
+        words = [outline[j] for j in range(scope.head, scope.parameters[0])]
+        close = scope.parameters[1]
+        trailing = [outline[j] for j in range(close + 1, scope.open)]
+        if scope.name == scope.parent.name:
+            if trailing[:1] == ["thread"]:  # what a constructor makes has no space yet
+                edits.blank(outline.tokens[close + 1].start, outline.tokens[close + 1].end)
+        elif not {"static", "friend", "~"} & set(words) and not set(trailing) & set(SPACES):
+            start = outline.tokens[scope.head].start
+            head = re.sub(r"//[^\n]*|\s+", " ", edits.text[start : outline.tokens[close].end])
+            const = "const" if "const" in trailing else ""
+            for space in ("__global", "__local"):
+                edits.replace(start, start, f"{head} {const} {space} = delete; ")
+
+
+def _arms(text: str) -> str:
+    """`c ? a : b` as `c ? (sizeof(zk_arms((a), (b))), a) : b`."""
+    outline, edits = Outline(text), _Edits(text)
+    for i, token in enumerate(outline.tokens):
+        if token.text != "?":
+            continue
+        colon = _arm_end(outline, i + 1, (":",))
+        end = _arm_end(outline, colon + 1, (",", ";", ":"))
+        if end >= len(outline):
+            continue
+        middle = text[token.end : outline.tokens[colon].start]
+        last = text[outline.tokens[colon].end : outline.tokens[end - 1].end]
+        check = f"sizeof(zk_arms(({middle}), ({last})))"
+        edits.replace(token.end, token.end, " (" + re.sub(r"//[^\n]*|\s+", " ", check) + ",")
+        edits.replace(outline.tokens[colon].start, outline.tokens[colon].start, ") ")
+    return edits.result()
+
+
+def _arm_end(outline: Outline, i: int, stops: tuple[str, ...]) -> int:
+    """The first token after i, outside brackets and nested ?:, that ends an arm."""
+    nested = 0
+    while i < len(outline):
+        text = outline[i]
+        if text in ("(", "[", "{") and i in outline.partner:
+            i = outline.partner[i]
+        elif text in (")", "]", "}"):
+            return i
+        elif text == "?":
+            nested += 1
+        elif text == ":" and nested:
+            nested -= 1
+        elif text in stops:
+            return i
+        i += 1
+    return i

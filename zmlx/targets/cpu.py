@@ -1,0 +1,131 @@
+"""The CPU target: the Metal text is compiled as C++ and runs as a lazy MLX primitive.
+
+The work is done by the C++ core in `zmlx.native`, which is built and loaded at the first launch.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from .. import native
+
+if TYPE_CHECKING:
+    from ..metal import KernelSpec
+
+#: `maybe_tracing` inside a trace with dynamic shapes (shapeless compile).
+DYNAMIC = 2
+
+
+def unavailable() -> str | None:
+    """Why kernels cannot run on the CPU here, with the remedy, or None where they can."""
+    try:
+        native.load()
+    except (ImportError, RuntimeError, OSError) as error:
+        return str(error)
+    return None
+
+
+def core() -> Any:
+    """The C++ core."""
+    return native.load()
+
+
+def _first_run(launches: dict[bytes, Any], inputs: tuple[Any, ...]) -> Any:
+    bind()
+    return run(launches, inputs)
+
+
+#: The fast path: launches what `launches` holds for the signature of `inputs`; None if it holds
+#: nothing, or if an input is not an array or is being traced.
+run = _first_run
+
+
+def bind() -> None:
+    """Puts the core's function in the place of `run`, so that a call goes straight to C++."""
+    global run
+    run = native.load().run
+
+
+@cache
+def _core_if_any() -> Any:
+    """The core, or None on a machine that it does not run on, such as a Mac."""
+    try:
+        return native.load()
+    except (ImportError, RuntimeError, OSError):
+        return None
+
+
+def signature(inputs: tuple[mx.array, ...]) -> Any:
+    """Shapes and dtypes of `inputs` as a key."""
+    core = _core_if_any()
+    return core.signature(inputs) if core else tuple((x.shape, x.dtype) for x in inputs)
+
+
+def maybe_tracing(inputs: tuple[mx.array, ...]) -> int:
+    """0 if no input is being traced, 1 if one is, `DYNAMIC` in a trace with dynamic shapes.
+
+    Without the core nothing can tell, and the answer is 1: the launch that a transform needs is
+    right for every call.
+    """
+    core = _core_if_any()
+    return core.tracing(inputs) if core else 1
+
+
+def _kernel(spec: KernelSpec) -> Any:
+    return native.load().kernel(
+        spec.full_name,
+        spec.input_names,
+        spec.output_names,
+        spec.body,
+        spec.header,
+        spec.ensure_row_contiguous,
+        spec.atomic_outputs,
+        spec.math_mode,
+    )
+
+
+def prepare(
+    spec: KernelSpec,
+    arrays: tuple[mx.array, ...],
+    template: tuple[tuple[str, Any], ...],
+    grid: tuple[int, int, int],
+    threadgroup: tuple[int, int, int],
+    shapes: tuple[tuple[int, ...], ...],
+    dtypes: tuple[mx.Dtype, ...],
+    init_value: float | None,
+    constants: tuple[mx.array, ...],
+) -> Any:
+    """The compiled launch; a compile error raises here."""
+    return native.load().prepare(
+        _kernel(spec), arrays, template, grid, threadgroup, shapes, dtypes, init_value, constants
+    )
+
+
+def launch(prepared: Any, arrays: tuple[mx.array, ...]) -> Any:
+    """One lazy launch that refuses every transform, as MLX's own kernels do."""
+    return native.load().launch(prepared, arrays)
+
+
+def text(
+    spec: KernelSpec,
+    target: str,
+    arrays: tuple[mx.array, ...],
+    template: tuple[tuple[str, Any], ...],
+    grid: tuple[int, int, int],
+    threadgroup: tuple[int, int, int],
+    shapes: tuple[tuple[int, ...], ...],
+    dtypes: tuple[mx.Dtype, ...],
+) -> str:
+    """The complete text of a launch: Metal, CUDA, or the C++ of the CPU target."""
+    arguments = (_kernel(spec), arrays, template, grid, threadgroup, shapes, dtypes)
+    if target == "metal":
+        return native.load().metal_text(*arguments)  # type: ignore[no-any-return]
+    return native.load().source(*arguments, target)  # type: ignore[no-any-return]
+
+
+def statistics() -> dict[str, int]:
+    """Compiles, cache hits, launches and contiguous copies in this process."""
+    return dict(native.load().statistics())

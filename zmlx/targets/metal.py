@@ -1,0 +1,63 @@
+"""The Metal target: the source goes to `mx.fast.metal_kernel` unchanged."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+if TYPE_CHECKING:
+    from ..metal import KernelSpec
+
+
+def unavailable() -> str | None:
+    """Why kernels cannot run on Metal here, with the remedy, or None where they can."""
+    if mx.metal.is_available():
+        return None
+    return "the Metal target needs MLX's Metal back end, which exists on Apple silicon only"
+
+
+@cache
+def _kernel(spec: KernelSpec) -> Any:
+    return mx.fast.metal_kernel(
+        name=spec.full_name,
+        input_names=list(spec.input_names),
+        output_names=list(spec.output_names),
+        source=spec.body,
+        header=spec.header,
+        ensure_row_contiguous=spec.ensure_row_contiguous,
+        atomic_outputs=spec.atomic_outputs,
+        compile_options={"math_mode": spec.math_mode},
+    )
+
+
+def prepare(
+    spec: KernelSpec,
+    arrays: tuple[mx.array, ...],
+    template: tuple[tuple[str, Any], ...],
+    grid: tuple[int, int, int],
+    threadgroup: tuple[int, int, int],
+    shapes: tuple[tuple[int, ...], ...],
+    dtypes: tuple[mx.Dtype, ...],
+    init_value: float | None,
+    constants: tuple[mx.array, ...],
+) -> Any:
+    """The kernel and the arguments of its launch, for `launch`."""
+    arguments: dict[str, Any] = {
+        "template": list(template),
+        "grid": grid,
+        "threadgroup": threadgroup,
+        "output_shapes": list(shapes),
+        "output_dtypes": list(dtypes),
+    }
+    if init_value is not None:
+        arguments["init_value"] = init_value
+    return _kernel(spec), arguments, list(constants)
+
+
+def launch(prepared: Any, arrays: tuple[mx.array, ...]) -> Any:
+    """One lazy launch; an array, or a tuple of several outputs."""
+    kernel, arguments, constants = prepared
+    outputs = kernel(inputs=[*arrays, *constants], **arguments)
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)

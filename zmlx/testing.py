@@ -1,0 +1,227 @@
+"""Checks of kernels against float64, for zmlx's own tests and for yours.
+
+    >>> zmlx.testing.assert_matches(out, reference64, rounding=4)
+
+The oracle of an op is its reference run in NumPy's float64, and the gradient of that (MLX's own
+float64 `exp`, `erf` and `sin` are accurate to float32 only). The rule is
+
+    |out - ref| ≤ 2·max|base - ref| + rounding·eps(dtype)·max|ref|
+
+where base is the same reference run in NumPy's float32, with infinities and NaN in the same places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from .arguments import Argument, dtype_name
+from .registry import Case, Op
+
+EPS = {mx.float32: 2.0**-23, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
+
+
+def to_numpy(x: mx.array) -> np.ndarray[Any, Any]:
+    """A NumPy copy; floating arrays become float64."""
+    if mx.issubdtype(x.dtype, mx.floating):
+        return np.array(x.astype(mx.float32), dtype=np.float64)
+    return np.array(x)
+
+
+def assert_matches(
+    out: mx.array,
+    reference: Any,
+    base: Any = None,
+    *,
+    rounding: float = 4.0,
+    name: str = "result",
+) -> None:
+    """Raises with the worst elements where `out` breaks the rule of this module, or where NaN and
+    infinities differ; without `base`, its term is 0."""
+    got, want = to_numpy(out), np.asarray(reference, dtype=np.float64)
+    if got.shape != want.shape:
+        raise AssertionError(f"{name} has shape {got.shape}, expected {want.shape}")
+    if got.size == 0:
+        return
+    finite = np.isfinite(want)
+    limit = float(np.max(np.abs(want[finite]), initial=0.0))
+    # What overflows the dtype is an infinity there.
+    top = {mx.float16: 65504.0}.get(out.dtype, 3.4e38)
+    odd = ~finite & ~((np.isnan(want) & np.isnan(got)) | (want == got))
+    bound = rounding * EPS.get(out.dtype, 0.0) * min(limit, top)
+    with np.errstate(invalid="ignore"):
+        if base is not None:
+            off = np.abs(np.asarray(base, dtype=np.float64) - want)[finite]
+            bound += 2.0 * float(np.max(off[np.isfinite(off)], initial=0.0))
+        error = np.where(finite, np.abs(got - want), 0.0)
+    error = np.where(finite & np.isnan(got), np.inf, error)
+    bad = odd | (error > bound)
+    if bad.any():
+        order = np.argsort(-np.where(odd, np.inf, error).ravel())[:5]
+        worst = [
+            f"{tuple(int(n) for n in np.unravel_index(i, got.shape))}: {got.ravel()[i]:.9g} "
+            f"expected {want.ravel()[i]:.9g}"
+            for i in order
+        ]
+        raise AssertionError(
+            f"{name} ({dtype_name(out.dtype)}): {int(bad.sum())} of {bad.size} elements are off by "
+            f"more than {bound:.3g}, at worst {'; '.join(worst)}"
+        )
+
+
+def float64_namespace() -> Any:
+    """The functions that references may use, of NumPy and differentiable by `autograd`."""
+    import autograd.numpy as anp
+    from autograd.scipy.special import erf, logsumexp
+    from autograd.tracer import getval
+
+    def one_hot_pick(x: Any, indices: Any, axis: int = -1) -> Any:
+        hot = np.asarray(indices) == np.arange(x.shape[axis])
+        return anp.sum(anp.where(hot, x, 0.0), axis=axis, keepdims=True)
+
+    names = {name: getattr(anp, name) for name in dir(anp) if not name.startswith("_")}
+    names.update(
+        erf=erf,
+        logsumexp=logsumexp,
+        rsqrt=lambda x: 1.0 / anp.sqrt(x),
+        sigmoid=lambda x: 0.5 * (1.0 + anp.tanh(0.5 * x)),
+        take_along_axis=one_hot_pick,
+        square=lambda x: x * x,
+        # MLX passes the gradient of a tie to the second argument, autograd half of it to each.
+        maximum=lambda x, y: anp.where((x > y) | (x != x), x, y),
+        minimum=lambda x, y: anp.where((x < y) | (x != x), x, y),
+        stop_gradient=getval,
+    )
+    return SimpleNamespace(**names)
+
+
+def draw(
+    op: Op, case: Case, dtype: mx.Dtype, seed: int = 0, *, optional: bool = True
+) -> list[mx.array | None]:
+    """Arguments of `op` for a case: normal numbers unless the entry says otherwise."""
+    rng = np.random.default_rng(seed)
+    values: list[mx.array | None] = []
+    for argument in op.arguments:
+        if argument.optional and not (optional and case.optional):
+            values.append(None)
+            continue
+        shape = resolve(argument.shape, case)
+        sample = op.samples.get(argument.name)
+        value = sample(rng, shape, case.sizes) if sample else rng.standard_normal(shape)
+        array = mx.array(np.asarray(value))
+        values.append(array.astype(dtype_of(argument, dtype)))
+    return values
+
+
+def dtype_of(argument: Argument, dtype: mx.Dtype) -> mx.Dtype:
+    """`dtype` where the argument may have it, else the first that it may have."""
+    return dtype if dtype in argument.dtypes else argument.dtypes[0]
+
+
+def resolve(shape: str, case: Case) -> tuple[int, ...]:
+    """The sizes behind a symbolic shape; "(...)" is the leading axes and every symbol."""
+    from .arguments import dimensions
+
+    sizes: list[int] = []
+    axes = dimensions(shape)
+    for factor, symbol in axes:
+        if symbol == "*":
+            sizes.extend(case.lead)
+        elif symbol == "...":
+            sizes.extend((*case.lead, *case.sizes.values()))
+        else:
+            sizes.append(factor * case.sizes[symbol] if symbol else factor)
+    return tuple(sizes)
+
+
+def gradients(
+    function: Callable[..., Any],
+    values: Sequence[Any],
+    which: Sequence[int],
+    cotangents: Sequence[Any],
+) -> list[mx.array]:
+    """Vector-Jacobian products of `function` for the arguments `which`, in MLX."""
+
+    def of(*some: mx.array) -> list[mx.array]:
+        full = list(values)
+        for i, value in zip(which, some, strict=True):
+            full[i] = value
+        result = function(*full)
+        return list(result) if isinstance(result, (tuple, list)) else [result]
+
+    return mx.vjp(of, [values[i] for i in which], list(cotangents))[1]
+
+
+def _oracle(
+    op: Op, values: Sequence[mx.array | None], options: Mapping[str, Any], dtype: type
+) -> tuple[Callable[..., tuple[Any, ...]], list[Any], list[int]]:
+    """The reference in NumPy's `dtype` as a function of the differentiable arguments, the values of
+    those, and their indices."""
+    xp = float64_namespace()
+    which = [i for i in op.differentiable if values[i] is not None]
+    fixed: list[Any] = []
+    for v in values:
+        x = None if v is None else to_numpy(v)
+        fixed.append(x.astype(dtype) if x is not None and x.dtype == np.float64 else x)
+
+    def function(*some: Any) -> tuple[Any, ...]:
+        full = list(fixed)
+        for i, value in zip(which, some, strict=True):
+            full[i] = value
+        result = op.reference(*full, **options, xp=xp)
+        return result if isinstance(result, tuple) else (result,)
+
+    return function, [fixed[i] for i in which], which
+
+
+def check_forward(
+    op: Op, case: Case, dtype: mx.Dtype, *, seed: int = 0, optional: bool = True
+) -> None:
+    """The op on a case against its float64 oracle."""
+    values = draw(op, case, dtype, seed, optional=optional)
+    out = op.function(*values, **case.options)
+    outputs = out if isinstance(out, tuple) else (out,)
+    wants, bases = (
+        function(*points)
+        for function, points, _ in (
+            _oracle(op, values, case.options, kind) for kind in (np.float64, np.float32)
+        )
+    )
+    for k, (got, want, base) in enumerate(zip(outputs, wants, bases, strict=True)):
+        assert_matches(got, want, base, rounding=op.rounding, name=f"{op.name} output {k}")
+
+
+def check_gradient(
+    op: Op, case: Case, dtype: mx.Dtype, *, seed: int = 0, optional: bool = True
+) -> None:
+    """Gradients of every differentiable argument against the float64 oracle, with random
+    cotangents."""
+    from autograd import make_vjp
+    from autograd.builtins import tuple as traced_tuple
+
+    values = draw(op, case, dtype, seed, optional=optional)
+    rng = np.random.default_rng(seed + 1)
+    out = op.function(*values, **case.options)
+    outputs = out if isinstance(out, tuple) else (out,)
+    cotangents = [mx.array(rng.standard_normal(o.shape)).astype(o.dtype) for o in outputs]
+    expected = []
+    which: list[int] = []
+    for kind in (np.float64, np.float32):
+        function, points, which = _oracle(op, values, case.options, kind)
+        if not which:
+            return
+        vjp, results = make_vjp(lambda some, f=function: traced_tuple(f(*some)), 0)(tuple(points))
+        weights = [to_numpy(c).astype(np.asarray(r).dtype)
+                   for c, r in zip(cotangents, results, strict=True)]  # fmt: skip
+        expected.append(vjp(tuple(weights)))
+    got = gradients(lambda *xs: op.function(*xs, **case.options), values, which, cotangents)
+    for i, gradient, want, base in zip(which, got, *expected, strict=True):
+        name = f"{op.name} gradient of {op.arguments[i].name}"
+        value = values[i]
+        assert value is not None
+        assert gradient.dtype == value.dtype, name
+        assert_matches(gradient, want, base, rounding=op.rounding, name=name)

@@ -1,0 +1,149 @@
+"""Launches that every MLX transform can take.
+
+On the CPU the launched primitive answers the transforms itself: its vjp is the kernel's rule, and
+its jvp, vmap and missing rules are those of the reference in plain MLX. On a GPU the launch is
+MLX's CustomKernel, which knows no transform, so that a rule is attached with `mx.custom_function`.
+`strict()` makes the CPU take the GPU's route, so that tests can tell what only the CPU can do.
+
+A rule takes (primals, cotangents, outputs, wanted): the kernel's inputs, one cotangent per output,
+the outputs, and the indices of the inputs whose gradient is asked for. It returns one entry per
+input: an array of that input's shape and dtype, or None for an input that was not asked for or has
+no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import mlx.core as mx
+
+from .arguments import dtype_name
+
+Arrays = tuple[mx.array, ...]
+Reference = Callable[..., Arrays]
+Rule = Callable[[Arrays, Arrays, Arrays, Sequence[int]], Sequence[mx.array | None]]
+
+_strict: ContextVar[bool] = ContextVar("zmlx_strict", default=False)
+
+
+@contextmanager
+def strict() -> Iterator[None]:
+    """Kernels on the CPU refuse what MLX's CustomKernel refuses on a GPU."""
+    token = _strict.set(True)
+    try:
+        yield
+    finally:
+        _strict.reset(token)
+
+
+def is_strict() -> bool:
+    """Whether `strict()` is in force."""
+    return _strict.get()
+
+
+def complete(
+    name: str, gradients: Sequence[mx.array | None], primals: Arrays, wanted: Sequence[int]
+) -> list[mx.array]:
+    """One gradient per wanted input: checked, because MLX checks neither count nor shape nor dtype
+    of what a rule returns, and zeros for None."""
+    if len(gradients) != len(primals):
+        raise ValueError(
+            f"[{name}] the vjp rule must return {len(primals)} gradients but got {len(gradients)}."
+        )
+    done = []
+    for i in wanted:
+        gradient, primal = gradients[i], primals[i]
+        if gradient is None:
+            gradient = mx.zeros_like(primal)
+        if gradient.shape != primal.shape or gradient.dtype != primal.dtype:
+            raise ValueError(
+                f"[{name}] the vjp rule must return {dtype_name(primal.dtype)} {primal.shape} for "
+                f"input {i} but got {dtype_name(gradient.dtype)} {gradient.shape}."
+            )
+        done.append(gradient)
+    return done
+
+
+class Record:
+    """What a primitive on the CPU asks when a transform reaches it."""
+
+    __slots__ = ("name", "reference", "rule")
+
+    def __init__(self, name: str, reference: Reference, rule: Rule | None) -> None:
+        self.name = name
+        self.reference = reference
+        self.rule = rule
+
+    def _of(self, primals: Arrays, argnums: Sequence[int]) -> Callable[..., list[mx.array]]:
+        def function(*some: mx.array) -> list[mx.array]:
+            full = list(primals)
+            for i, value in zip(argnums, some, strict=True):
+                full[i] = value
+            return list(self.reference(*full))
+
+        return function
+
+    def vjp(
+        self, primals: Arrays, cotangents: Arrays, argnums: Sequence[int], outputs: Arrays
+    ) -> Sequence[mx.array]:
+        """Gradients of the wanted inputs."""
+        if self.rule is not None:
+            gradients = self.rule(primals, cotangents, outputs, argnums)
+            return complete(self.name, gradients, primals, argnums)
+        some = [primals[i] for i in argnums]
+        return mx.vjp(self._of(primals, argnums), some, list(cotangents))[1]
+
+    def jvp(self, primals: Arrays, tangents: Arrays, argnums: Sequence[int]) -> Sequence[mx.array]:
+        """Tangents of the outputs."""
+        some = [primals[i] for i in argnums]
+        return mx.jvp(self._of(primals, argnums), some, list(tangents))[1]
+
+    def vmap(self, inputs: Arrays, axes: Sequence[int]) -> tuple[Arrays, tuple[int, ...]]:
+        """Outputs mapped over axis 0."""
+        in_axes = tuple(None if a < 0 else a for a in axes)
+        outputs = mx.vmap(lambda *xs: list(self.reference(*xs)), in_axes=in_axes)(*inputs)
+        return tuple(outputs), (0,) * len(outputs)
+
+
+def derived_rule(name: str, reference: Reference) -> Rule:
+    """The rule that MLX derives from the reference."""
+    record = Record(name, reference, None)
+
+    def rule(
+        primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Sequence[int]
+    ) -> list[mx.array | None]:
+        some = [i for i in wanted if mx.issubdtype(primals[i].dtype, mx.inexact)]
+        gradients: list[mx.array | None] = [None] * len(primals)
+        for i, gradient in zip(some, record.vjp(primals, cotangents, some, outputs), strict=True):
+            gradients[i] = gradient
+        return gradients
+
+    return rule
+
+
+def custom_function(
+    name: str, launch: Callable[..., Any], rule: Rule | None, reference: Reference | None = None
+) -> Callable[..., Any]:
+    """`launch` with `rule`, or the one that the reference gives, attached the way MLX offers to
+    everyone; without either, `launch`."""
+    if rule is None:
+        if reference is None:
+            return launch
+        rule = derived_rule(name, reference)
+    wrapped = mx.custom_function(launch)
+
+    @wrapped.vjp
+    def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
+        # MLX passes the bare array where there is only one.
+        one = isinstance(primals, mx.array)
+        primals = (primals,) if one else tuple(primals)
+        cotangents = (cotangents,) if isinstance(cotangents, mx.array) else tuple(cotangents)
+        outputs = (outputs,) if isinstance(outputs, mx.array) else tuple(outputs)
+        wanted = range(len(primals))
+        gradients = complete(name, rule(primals, cotangents, outputs, wanted), primals, wanted)
+        return gradients[0] if one else tuple(gradients)
+
+    return wrapped
