@@ -53,16 +53,29 @@ def losses(settings, operations, perturb=None):
     return np.array([step.loss for step in train(model, operations, settings)])
 
 
-def scale_one_weight(model):
-    layer = model.blocks[0].mlp.gate
-    layer.weight = layer.weight * (1 + 1e-7)
+def scaled(layer):
+    """What scales one weight of a model by 1 + 1e-7, which rounding turns into 1 or 1 + 1.2e-7."""
+
+    def perturb(model):
+        gate = model.blocks[layer].mlp.gate
+        gate.weight = gate.weight * (1 + 1e-7)
+
+    return perturb
 
 
 def assert_trains_as_mlx(settings):
     """The project's bar for training: a kernel may differ from MLX by rounding alone, and rounding
-    grows with the steps as fast as it does when one weight of plain MLX is off by 1e-7."""
+    grows with the steps as fast as it does when one weight of plain MLX is off by 1e-7. There is
+    one such run per layer: differences are a few units in the loss's last place, so the spread of
+    a single run is mostly chance."""
     base = losses(settings, mlx_operations())
-    spread = np.abs(losses(settings, mlx_operations(), scale_one_weight) - base)
+    spread = np.max(
+        [
+            np.abs(losses(settings, mlx_operations(), scaled(layer)) - base)
+            for layer in range(settings.size.layers)
+        ],
+        axis=0,
+    )
     ours = np.abs(losses(settings, zmlx_operations()) - base)
     assert (ours[:10] <= 1e-5 * base[:10]).all()
     assert (ours[10:] <= 3 * np.maximum.accumulate(spread)[10:]).all()

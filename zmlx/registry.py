@@ -80,6 +80,7 @@ class Op:
         rounding: multiples of eps(dtype)·max|result| allowed over the float64 reference; more than
             4 only with a reason in the entry.
         refuses: transforms that the op cannot take ("shapeless compile"), with the remedy.
+        needs: transforms that take a newer MLX than the oldest supported one, with its version.
     """
 
     name: str
@@ -104,12 +105,16 @@ class Op:
     ] = field(default_factory=dict)
     rounding: float = 4.0
     refuses: Mapping[str, str] = field(default_factory=dict)
+    needs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def differentiable(self) -> tuple[int, ...]:
         """Indices of the arguments that have a gradient."""
         return tuple(i for i, a in enumerate(self.arguments) if a.differentiable)
 
+
+#: `Op.needs` of what counts elements with `mx.cumsum` where shapes are not known.
+COUNTS_ELEMENTS = {"shapeless compile": "0.32.3"}
 
 _ops: dict[str, Op] = {}
 

@@ -24,6 +24,10 @@ def is_shared(argument):
     return not argument.shape.startswith(("(*", "(..."))
 
 
+def version(text):
+    return tuple(int(part) for part in text.split(".")[:3])
+
+
 def case_of(op):
     values = draw(op, op.cases[1], mx.float32)
     return values, op.differentiable
@@ -67,7 +71,8 @@ def test_compile(op):
 @EVERY_OP
 def test_shapeless_compile_takes_another_shape(op):
     compiled = mx.compile(op.function, shapeless=True)
-    if "shapeless compile" in op.refuses:
+    needed = version(op.needs.get("shapeless compile", "0"))
+    if "shapeless compile" in op.refuses or version(mx.__version__) < needed:
         with pytest.raises(ValueError, match="cannot infer output shapes"):
             compiled(*draw(op, op.cases[1], mx.float32))
         return

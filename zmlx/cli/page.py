@@ -63,6 +63,8 @@ def _entry(op: Any) -> str:
     if op.statistics:
         text += f" Statistics: {op.statistics}."
     rows.append(text)
+    rows += [f"\nNo {transform}: {remedy}." for transform, remedy in op.refuses.items()]
+    rows += [f"\n{t[0].upper()}{t[1:]}: with MLX {v} or newer." for t, v in op.needs.items()]
     if op.paper:
         rows.append(f"\nSource: {op.paper}.")
     return "\n".join(rows) + "\n"

@@ -24,7 +24,7 @@ from ..arguments import Argument
 from ..codegen import Elementwise, Let, Operand, Output
 from ..metal import scalar
 from ..pattern import PatternKernel
-from ..registry import Case, Op, Option, register
+from ..registry import COUNTS_ELEMENTS, Case, Op, Option, register
 from ..transforms import Arrays
 
 SEEDS = (mx.int32, mx.uint32, mx.int64, mx.uint64)
@@ -159,6 +159,7 @@ register(
         paper="Srivastava et al. 2014, JMLR 15:1929; "
         "Philox: Salmon et al. 2011, doi:10.1145/2063384.2063405",
         torch="F.dropout(x, p)",
+        needs=COUNTS_ELEMENTS,
         cases=(
             Case((), {"D": 1}, "one element"),
             Case((3,), {"D": 5}, "rows that share a counter"),

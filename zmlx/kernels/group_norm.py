@@ -21,7 +21,7 @@ import mlx.core as mx
 
 from ..arguments import Argument, check
 from ..autograd import nary_from_expr
-from ..registry import Case, Op, Option, register
+from ..registry import COUNTS_ELEMENTS, Case, Op, Option, register
 from ..targets import cpu
 from .norms import layer_norm
 
@@ -174,6 +174,7 @@ register(
         paper="Wu & He 2018, arXiv:1803.08494",
         reads_backward=("x", "weight"),
         statistics=3,
+        needs=COUNTS_ELEMENTS,
         cases=(
             Case((2, 3), {"D": 2}, "one channel a group"),
             Case((3, 3), {"D": 8}, "short groups"),

@@ -20,7 +20,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..metal import scalar
-from ..registry import ROWS, Case, Op, Option, register
+from ..registry import COUNTS_ELEMENTS, ROWS, Case, Op, Option, register
 from .norm_kernels import Norm, forward
 
 # ---- references ---------------------------------------------------------------------------------
@@ -248,6 +248,7 @@ def define(
         "reads_backward": ("x", *("weight",) * norm.weighted),
         "statistics": len(norm.kind.names),
         "cases": CASES,
+        "needs": COUNTS_ELEMENTS if norm.dropped else {},
     }
     given = {"summary": summary, "formula": formula, "function": function, "reference": reference}
     register(Op(name=norm.op, family="norms", **{**follows, **given, **fields}))

@@ -21,7 +21,7 @@ import mlx.core as mx
 from ..arguments import Argument
 from ..codegen import Climb, Let, Operand, Output, Pass, Reduce, Rowwise
 from ..pattern import PatternKernel
-from ..registry import Op, Option, register
+from ..registry import COUNTS_ELEMENTS, Op, Option, register
 from ..transforms import Arrays
 from .softmax import over_axis
 
@@ -132,5 +132,6 @@ register(
         options=(Option("axis", -1, (0,), passed="text"),),
         paper="Martins & Astudillo 2016, arXiv:1602.02068",
         reads_backward=("output",),
+        needs=COUNTS_ELEMENTS,
     )
 )
