@@ -410,6 +410,23 @@ def test_a_file_of_another_format_is_refused(tmp_path):
         Result.read(path)
 
 
+def test_an_update_replaces_what_was_measured_again_and_keeps_the_rest():
+    old = outcome(made(op="softmax"), made(bytes=1), overheads=(Overhead("import", 3.0, "ms"),))
+    new = outcome(made(bytes=2), overheads=(Overhead("import", 4.0, "ms"),))
+    found = old.updated(new)
+    assert {row.op: row.bytes for row in found.rows} == {
+        "softmax": made(op="softmax").bytes,
+        "rms_norm": 2,
+    }
+    assert [o.value for o in found.overheads] == [4.0]
+
+
+def test_an_update_from_another_machine_is_refused():
+    new = Result({**ENVIRONMENT, "cpu": "another"}, {}, ())
+    with pytest.raises(ValueError, match="must come from cpu another but got a CPU"):
+        outcome(made()).updated(new)
+
+
 def changes(old, new):
     return {c.row.op: c.verdict for c in compare.compare(outcome(*old), outcome(*new))}
 
@@ -593,6 +610,8 @@ def test_unknown_op_is_refused_with_the_names(capsys):
         ("rms_norm", "--variant", "numpy"),
         ("rms_norm", "--compare", "no-such-file.json"),
         ("--page", "no-such-file.json"),
+        ("rms_norm", "--update"),
+        ("rms_norm", "--json", "no-such-folder/results.json"),
     ],
 )
 def test_wrong_usage_ends_with_2(arguments, capsys):

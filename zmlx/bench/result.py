@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from .summary import Summary
 
 FORMAT = 1
+
+#: What two runs must share for their rows to stand in one result.
+_SAME = ("cpu", "cpus", "threads", "compiler", "python", "versions", "target", "blas")
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,35 @@ class Result:
                 lines.append(f' "{name}": [\n  {items}\n ]' if value else f' "{name}": []')
             else:
                 lines.append(f' "{name}": {json.dumps(_rounded(value))}')
-        path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        # A run that is cut off leaves the last complete file.
+        part = path.with_name(path.name + ".part")
+        part.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        os.replace(part, path)
+
+    def updated(self, new: Result) -> Result:
+        """These results with what `new` measured again or in addition, in the catalogue's order.
+
+        Raises:
+            ValueError: for results of another machine or of other versions.
+        """
+        for name in _SAME:
+            if self.environment[name] != new.environment[name]:
+                raise ValueError(
+                    f"[bench] results to update must come from {name} {new.environment[name]} but "
+                    f"got {self.environment[name]}."
+                )
+
+        def merged(old: tuple[Row, ...], rows: tuple[Row, ...]) -> tuple[Row, ...]:
+            by_key = {row.key: row for row in (*old, *rows)}
+            return tuple(sorted(by_key.values(), key=lambda row: (row.family, row.op)))
+
+        overheads = {o.name: o for o in (*self.overheads, *new.overheads)}
+        return replace(
+            new,
+            rows=merged(self.rows, new.rows),
+            overheads=tuple(overheads.values()),
+            sweep=merged(self.sweep, new.sweep),
+        )
 
     @classmethod
     def read(cls, path: Path) -> Result:

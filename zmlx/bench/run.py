@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import mlx.core as mx
 
@@ -95,8 +96,10 @@ def run(
     sweep_tasks: Sequence[Task],
     plan: Plan,
     told: Callable[[Row, int, int], None],
+    keep: Callable[[Result], None] = lambda _: None,
 ) -> Result:
-    """Measures the tasks and tells each row with its number and the number of all.
+    """Measures the tasks, tells each row with its number and the number of all, and gives what is
+    there so far to `keep`.
 
     Every variant runs in this process, with MLX's products on the same BLAS.
     """
@@ -113,8 +116,16 @@ def run(
             task_plan = plan if len(rows) < len(tasks) else short
             rows.append(run_row(task.op, task.case, task.dtype, task.mode, task_plan, anchors))
             told(rows[-1], len(rows), total)
+            keep(_result(about, machine, rows, len(tasks)))
             mx.clear_cache()
-    return Result(about, machine, tuple(rows[: len(tasks)]), sweep=tuple(rows[len(tasks) :]))
+    return _result(about, machine, rows, len(tasks))
+
+
+def _result(
+    about: dict[str, Any], machine: dict[str, Summary], rows: Sequence[Row], tasks: int
+) -> Result:
+    """The first `tasks` rows, and those of the sweep after them."""
+    return Result(about, machine, tuple(rows[:tasks]), sweep=tuple(rows[tasks:]))
 
 
 def anchor_rates(anchors: Anchors, rounds: int) -> dict[str, Summary]:

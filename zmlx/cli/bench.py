@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help=f"one shape, float32, {QUICK_ROUNDS} rounds, no memory: a first look, not for bars",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the results, after every row"
+    )
+    parser.add_argument(
+        "--update", action="store_true", help="keep the rows of --json's FILE not measured now"
+    )
     parser.add_argument("--compare", type=Path, metavar="OLD", help="a verdict per row against OLD")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="also measure a sweep of sizes and draw it (SVG)"
@@ -123,7 +129,8 @@ def _measure(arguments: argparse.Namespace) -> int:
     wants_rows = bool(names) or not arguments.names
     tasks, sweep = _tasks(arguments, names) if wants_rows else ([], [])
     plan = _plan(arguments)
-    result = run_tasks(tasks, sweep, plan, report.Progress())
+    store = _store(arguments)
+    result = run_tasks(tasks, sweep, plan, report.Progress(), store)
     failed = False
     if "overhead" in arguments.names or (not arguments.names and not arguments.quick):
         print("\ncompiling, importing, calling: some seconds in processes of their own", flush=True)
@@ -134,7 +141,7 @@ def _measure(arguments: argparse.Namespace) -> int:
             failed = True
     print("\n".join(["", *report.head_lines(result), "", *report.end_lines(result)]))
     if arguments.json:
-        result.write(arguments.json)
+        store(result)
         print(f"wrote {arguments.json}")
     if arguments.plot:
         for path in plot.write(result, arguments.plot):
@@ -143,6 +150,21 @@ def _measure(arguments: argparse.Namespace) -> int:
         print("\n" + "\n".join(compare.lines(old, result)))
         failed = failed or any(c.verdict == compare.SLOWER for c in compare.compare(old, result))
     return 1 if failed or any(row.error for row in (*result.rows, *result.sweep)) else 0
+
+
+def _store(arguments: argparse.Namespace) -> Callable[[Any], None]:
+    """What writes a result to --json's file, with the rows that were there where --update says so."""
+    from zmlx.bench.result import Result
+
+    path = arguments.json
+    if path is None:
+        if arguments.update:
+            raise ValueError("[bench] '--update' must come with '--json' but got none.")
+        return lambda result: None
+    if not path.parent.is_dir():
+        raise ValueError(f"[bench] '--json' must name a file in a folder but got '{path}'.")
+    old = Result.read(path) if arguments.update and path.exists() else None
+    return lambda result: (old.updated(result) if old else result).write(path)
 
 
 def _plan(arguments: argparse.Namespace) -> Any:
