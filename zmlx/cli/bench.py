@@ -153,7 +153,7 @@ def _measure(arguments: argparse.Namespace) -> int:
 
 
 def _store(arguments: argparse.Namespace) -> Callable[[Any], None]:
-    """What writes a result to --json's file, with the rows that were there where --update says so."""
+    """What writes a result to `--json`, with the rows that were there where `--update` says so."""
     from zmlx.bench.result import Result
 
     path = arguments.json
