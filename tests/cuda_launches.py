@@ -159,9 +159,9 @@ def run_until_recorded(test: Callable[..., None]) -> None:
 
 
 def taken_by_cpu(launch: Launch) -> bool:
-    """Whether the CPU's rewriter takes the text, and its limits allow it."""
+    """Whether the CPU compiles the text, and its limits allow it."""
     try:
-        cpu.text(launch[0], "cpu", *launch[1:])
+        cpu.prepare(*launch, 0.0, ())
     except RuntimeError:
         return False
     return True
