@@ -113,10 +113,11 @@ def assert_as_on_cpu(launch, folder):
         want = to_numpy(want)
         if want.dtype == np.uint16:  # bfloat16
             got, want = ((x.astype(np.uint32) << 16).view(np.float32) for x in (got, want))
-        finite = want[np.isfinite(want)].astype(np.float64)
+        wide = np.complex128 if np.iscomplexobj(want) else np.float64
+        finite = want[np.isfinite(want)].astype(wide)
         scale = np.abs(finite).max(initial=0.0)
         eps = 2**-7 if mx.bfloat16 in launch[6] else 2**-10 if mx.float16 in launch[6] else 2**-20
-        np.testing.assert_allclose(got.astype(np.float64), want, rtol=eps, atol=eps * scale)
+        np.testing.assert_allclose(got.astype(wide), want, rtol=eps, atol=eps * scale)
 
 
 SHARED = [
