@@ -29,6 +29,10 @@ _CPU_ELEMENTS = 2048
 _CPU_ACCUMULATORS = 32
 _CPU_COLUMNS = 4096
 _COLUMN_CHUNKS = 64
+_FOLD_ACCUMULATORS = 64
+_FOLD_COLUMNS = 1024
+_LEAST_PART = 16384
+_PARTS = 256
 
 
 class Settings:
@@ -203,3 +207,39 @@ def columnwise(chosen: Settings, chunks: int, d: int) -> Geometry:
     threads = -(-d // c["N"])
     group = 1 if _is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
     return Geometry((("N", c["N"]),), (threads, chunks, 1), (group, 1, 1))
+
+
+def row_parts(rows: int, d: int) -> tuple[int, int]:
+    """(parts, elements per part) of a fold of rows: parts only where there are few long rows. It
+    depends on nothing but the shape, as `row_chunks`."""
+    wanted = max(1, min(_PARTS // max(rows, 1), d // _LEAST_PART))
+    chunk = -(-d // wanted)
+    chunk = max(1, -(-chunk // 128) * 128)
+    return max(1, -(-d // chunk)), chunk
+
+
+def column_parts(batches: int, rows: int, d: int) -> tuple[int, int]:
+    """(parts, rows per part) of a fold of columns."""
+    wanted = max(1, min(_COLUMN_CHUNKS, _LEAST_PART * 16 // max(batches * d, 1), rows // 16))
+    chunk = max(1, -(-rows // wanted))
+    return max(1, -(-rows // chunk)), chunk
+
+
+def fold_rows(chosen: Settings, items: int, d: int) -> Geometry:
+    """TPR·RPG threads for RPG of `items` rows, or parts of rows, of d elements."""
+    if _is_cpu(chosen):
+        c = _pick(chosen, TPR=1, RPG=1, U=min(_FOLD_ACCUMULATORS, _power_of_two((d + 2) // 2)))
+        x, y = _groups(items)
+        threads = c["TPR"] * c["RPG"]
+        return Geometry(tuple(c.items()), (x * threads, y, 1), (threads, 1, 1))
+    return rowwise(chosen, items, d, capped=False)
+
+
+def fold_columns(chosen: Settings, items: int, d: int) -> Geometry:
+    """G threads per group, each for N of d columns of one of `items` parts."""
+    n = min(_FOLD_COLUMNS, _power_of_two(d)) if _is_cpu(chosen) else 1
+    c = _pick(chosen, N=n)
+    threads = -(-d // c["N"])
+    g = 1 if _is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
+    x, y = _groups(items * -(-threads // g))
+    return Geometry((("N", c["N"]), ("G", g)), (x * g, y, 1), (g, 1, 1))

@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from . import checks, launch, metal
 from .arguments import Argument, check
-from .codegen import Columnwise, Elementwise
+from .codegen import Columnwise, Elementwise, Fold
 from .interpret import Pattern, evaluate
 from .targets import cpu
 from .transforms import Reference, Rule
@@ -55,7 +55,7 @@ class PatternKernel:
     def __init__(
         self,
         name: str,
-        pattern: Pattern,
+        pattern: Pattern | Fold,
         dtypes: Sequence[DtypeRule],
         *,
         header: str = "",
@@ -200,6 +200,8 @@ class PatternKernel:
     ) -> tuple[launch.Geometry, tuple[tuple[int, ...], ...], tuple[mx.array, ...]]:
         """Geometry, output shapes and launch constants for these inputs."""
         pattern = self.pattern
+        if isinstance(pattern, Fold):
+            return self._fold_configuration(settings, pattern, inputs)
         lead, d = self._like(inputs)
         rows = prod(lead)
         # A block of random numbers is a multiple of the four that share a counter.
@@ -237,6 +239,25 @@ class PatternKernel:
             shapes.setdefault(y.array or y.name, shape)
         return geometry, tuple(shapes.values()), tuple(constants)
 
+    def _fold_configuration(
+        self, settings: launch.Settings, pattern: Fold, inputs: Sequence[mx.array]
+    ) -> tuple[launch.Geometry, tuple[tuple[int, ...], ...], tuple[mx.array, ...]]:
+        shape = tuple(inputs[0].shape)
+        if max(shape) >= 2**31:
+            raise ValueError(f"[{self.name}] axes must be shorter than 2^31 but got {shape}.")
+        if pattern.columns:
+            batches, rows, d = shape
+            parts, chunk = launch.column_parts(*shape) if pattern.cut else (1, rows)
+            geometry = launch.fold_columns(settings, batches * parts, d)
+            output = (batches, parts, d) if pattern.cut else (batches, d)
+        else:
+            rows, d = shape
+            parts, chunk = launch.row_parts(*shape) if pattern.cut else (1, d)
+            geometry = launch.fold_rows(settings, rows * parts, chunk)
+            output = (rows, parts) if pattern.cut else (rows,)
+        constants = tuple(_constant(n, mx.uint32) for n in (*shape, parts, chunk))
+        return geometry, (output,) * len(self.dtypes), constants
+
     def _first_full(self) -> int:
         name = next(x.array or x.name for x in self.pattern.inputs if x.kind == "full")
         return self._inputs.index(name)
@@ -271,6 +292,7 @@ class PatternKernel:
             dtypes = self.output_dtypes(inputs)
             outputs = self.reference(*inputs)
             return tuple(y.astype(d) for y, d in zip(outputs, dtypes, strict=True))
+        assert not isinstance(self.pattern, Fold), "a fold comes with its reference"
         chunks = 1
         if not isinstance(self.pattern, Elementwise):
             chunks = self._row_chunks(prod(self._like(inputs)[0]))[0]

@@ -12,14 +12,18 @@ _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 #: Names that bodies use themselves, and suffixes that they add to the names of a pattern.
 RESERVED = frozenset(
     (
-        "D", "N", "RPG", "STEPS", "TPR", "U", "chunk", "j", "row", "rows", "size",
-        "D_", "d_", "e_", "first_", "group_", "i_", "k_", "lane_", "live_", "more_", "n_", "part_",
-        "q_", "s_", "slot_", "start_", "stop_", "u_", "v_", "w_", "whole_", "words_",
+        "D", "G", "N", "RPG", "STEPS", "TPR", "U", "batches", "chunk", "j", "parts", "row", "rows",
+        "size",
+        "D_", "away_", "b_", "blocks_", "both_", "column_", "d_", "e_", "end_", "first_", "group_",
+        "i_", "item_", "items_", "k_", "lane_", "later_", "live_", "more_", "n_", "part_",
+        "place_", "q_",
+        "s_", "share_", "slot_", "start_", "step_", "steps_", "stop_", "u_", "v_", "w_", "whole_",
+        "width_", "words_",
     )
 )  # fmt: skip
 SUFFIXES = (
-    "_drawn", "_first", "_in", "_in_row", "_kept", "_kept_tail", "_key", "_most", "_next", "_out",
-    "_out_row", "_part", "_sum", "_sum_tail", "_t",
+    "_block", "_drawn", "_first", "_in", "_in_first", "_in_row", "_kept", "_kept_tail", "_key",
+    "_most", "_next", "_out", "_out_row", "_part", "_scratch", "_sum", "_sum_tail", "_t",
 )  # fmt: skip
 
 

@@ -9,6 +9,8 @@ norms         rms_norm layer_norm l2_norm group_norm add_rms_norm add_layer_norm
               rms_norm_dropout layer_norm_dropout dropout_add_rms_norm dropout_add_layer_norm
 dropout       dropout
 losses        cross_entropy
+reductions    sum mean max min var std argmax argmin topk
+scans         cumsum cumprod
 """
 
 from ..backend import require_mlx
@@ -38,6 +40,7 @@ from .activations import (
     softsign,
     tanh,
 )
+from .arg_reductions import argmax, argmin
 from .dropout import dropout
 from .glu import (
     geglu,
@@ -63,12 +66,15 @@ from .norms_dropout import (
     layer_norm_dropout,
     rms_norm_dropout,
 )
+from .reductions import max, mean, min, std, sum, var
 from .softmax import log_softmax, logsumexp, softmax
 from .sparsemax import sparsemax
 
 __all__ = [
     "add_layer_norm",
     "add_rms_norm",
+    "argmax",
+    "argmin",
     "celu",
     "cross_entropy",
     "dropout",
@@ -98,6 +104,9 @@ __all__ = [
     "log_softmax",
     "logsumexp",
     "masked_softmax",
+    "max",
+    "mean",
+    "min",
     "mish",
     "reglu",
     "reglu_packed",
@@ -112,9 +121,12 @@ __all__ = [
     "softplus",
     "softsign",
     "sparsemax",
+    "std",
+    "sum",
     "swiglu",
     "swiglu_clamped",
     "swiglu_clamped_packed",
     "swiglu_packed",
     "tanh",
+    "var",
 ]
