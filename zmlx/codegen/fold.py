@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .monoids import MONOIDS, Monoid, add_merge, fill, names_of
+from .monoids import MONOIDS, RANGES, Monoid, add_merge, fill, names_of
 from .parts import Operand, Output
 from .pattern import Pattern
 from .text import Body, unique
@@ -219,19 +219,13 @@ class Fold(Pattern):
         types = self.monoid.types(self.type)
         for name, type_ in types.items():
             body.add(f"{type_} {name}{suffix}[{count}];")
-        other: dict[str, str] = {}
-        if self.columns and self.monoid.is_seeded:
-            for x in self._elements:
-                body.add(f"auto {x.name}_in_row = {x.name}_in_first + size_t(first_) * D;")
-        elif self.monoid.is_seeded:
-            other = self._load(body, "first_", "first_")
         loop = f"{index} < width_" if self.columns else f"{index} < {count}"
         body.open(f"for (uint {index} = 0; {loop}; ++{index})")
-        if self.columns and self.monoid.is_seeded:
-            other = self._load(body, index, "first_")
         own = self._own(index, suffix)
-        for (name, type_), text in zip(types.items(), self.monoid.start, strict=True):
-            body.add(f"{own[name]} = {type_}({fill(text, own, other)});")
+        # Merging takes the lower of equal positions, so that no position is the highest.
+        front = RANGES["uint"][1] if self.merges else "first_"
+        for name, value in self.monoid.started(self.type, front).items():
+            body.add(f"{own[name]} = {value};")
         body.close()
 
     def _walk(

@@ -18,7 +18,8 @@ class Monoid:
 
     Attributes:
         states: name and type of each variable, where "T" stands for the type of the elements.
-        start: what each variable is before any element, in terms of the first element's state.
+        start: what each variable is before any element; "lowest" and "highest" are the ends of the
+            range of T, "front" is the position of the first element.
         lift: the state of one element.
         merge: statements that merge the later state into the earlier one.
         step: statement before the elements of a step, where every accumulator takes one.
@@ -46,29 +47,43 @@ class Monoid:
         """The type of each variable for elements of a type."""
         return {name: element if type_ == "T" else type_ for name, type_ in self.states}
 
-    @property
-    def is_seeded(self) -> bool:
-        """Whether the start depends on the first element."""
-        return any("{" in text for text in self.start)
+    def started(self, element: str, front: str) -> dict[str, str]:
+        """The value that each variable starts with."""
+        known = {"front": front, "lowest": RANGES[element][0], "highest": RANGES[element][1]}
+        return {
+            name: known.get(text, f"{type_}({text})")
+            for (name, type_), text in zip(self.types(element).items(), self.start, strict=True)
+        }
 
     def lifted(self, index: str) -> dict[str, str]:
         """The state of the element `v_` at `index`."""
         return {n: t.replace("j", index) for n, t in zip(self.names, self.lift, strict=True)}
 
 
+#: The least and the largest value of each type of element.
+RANGES = {
+    "float": ("-INFINITY", "INFINITY"),
+    "int": ("-2147483647 - 1", "2147483647"),
+    "uint": ("0u", "4294967295u"),
+    "int64_t": ("-int64_t(~uint64_t(0) >> 1) - 1", "int64_t(~uint64_t(0) >> 1)"),
+    "uint64_t": ("uint64_t(0)", "~uint64_t(0)"),
+}
+
+
 def _extreme(sign: str) -> dict[str, Monoid]:
-    """Folds of the largest (">") or smallest ("<") element; NaN is beyond all, as in MLX. They
-    start from an element, which needs no identity and changes nothing when it is met again."""
+    """Folds of the largest (">") or smallest ("<") element; NaN is beyond all, as in MLX. Where
+    nothing is beyond the start, all elements equal it, and the first is at the front."""
+    start = "lowest" if sign == ">" else "highest"
     beyond = f"({{m2}} {sign} {{m}}) | ({{m2}} != {{m2}})"
     first = f"({{m2}} {sign} {{m}}) | (({{m2}} != {{m2}}) & ({{m}} == {{m}}))"
     same = "({m2} == {m}) | (({m2} != {m2}) & ({m} != {m}))"
     take = "{m} = away_ ? {m2} : {m};"
     return {
-        "": Monoid((("m", "T"),), ("{m2}",), ("v_",), (f"{{m}} = {beyond} ? {{m2}} : {{m}};",)),
+        "": Monoid((("m", "T"),), (start,), ("v_",), (f"{{m}} = {beyond} ? {{m2}} : {{m}};",)),
         # How many elements equal the extreme one, for the gradient, which they share; 0 for NaN.
         "_count": Monoid(
             (("m", "T"), ("count", "uint")),
-            ("{m2}", "0u"),
+            (start, "0"),
             ("v_", "uint(v_ == v_)"),
             (
                 f"const bool away_ = {beyond};",
@@ -79,7 +94,7 @@ def _extreme(sign: str) -> dict[str, Monoid]:
         ),
         "_at": Monoid(
             (("m", "T"), ("at", "uint")),
-            ("{m2}", "{at2}"),
+            (start, "front"),
             ("v_", "uint(j)"),
             (
                 f"const bool away_ = ({first}) | (({same}) & ({{at2}} < {{at}}));",
