@@ -38,6 +38,7 @@ from .parts import Check, Climb, Let, Operand, Output, Pass, Reduce
 from .pattern import Pattern
 from .reductions import REDUCTIONS, ROW_HEADER, Reduction
 from .rowwise import Rowwise
+from .scan import Scan
 from .text import identifiers
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "Reduce",
     "Reduction",
     "Rowwise",
+    "Scan",
     "elementwise_binary",
     "elementwise_unary",
     "identifiers",

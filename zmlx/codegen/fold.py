@@ -102,7 +102,7 @@ class Fold(Pattern):
         body.open("for (uint k_ = 0; k_ < (U + TPR - 1) / TPR; ++k_)")
         body.add("const uint j = whole_ + k_ * TPR + lane_;")
         body.open("if (j < stop_)")
-        other = self._load(body, "j", "j")
+        other = self._load(body, "row[j]", "j")
         add_merge(body, self.monoid, self._own("k_"), other)
         body.close()
         body.close()
@@ -112,9 +112,12 @@ class Fold(Pattern):
         body.close()
 
     def _row_step(self, body: Body, suffix: str) -> None:
+        # From a pointer, since a sum of indices that may wrap keeps the loop from vectorising.
+        for x in self._elements:
+            body.add(f"auto {x.name}_in_step = {x.name}_in_row + i_;")
         body.open("for (uint u_ = 0; u_ < U; ++u_)")
         body.add("const uint j = i_ + u_;")
-        other = self._load(body, "j", "j")
+        other = self._load(body, "step[u_]", "j")
         add_merge(body, self.monoid, self._own("u_", suffix), other, quick=not self.merges)
         body.close()
 
@@ -187,7 +190,7 @@ class Fold(Pattern):
         body.open("if (width_ == N)")
         for loop in ("n_ < N", "n_ < width_"):
             body.open(f"for (uint n_ = 0; {loop}; ++n_)")
-            other = self._load(body, "n_", "i_")
+            other = self._load(body, "row[n_]", "i_")
             add_merge(body, self.monoid, self._own("n_", suffix), other, quick=not self.merges)
             body.close()
             if loop == "n_ < N":
@@ -206,12 +209,12 @@ class Fold(Pattern):
         return names_of(self.monoid, lambda n: f"{n}{suffix}[{index}]")
 
     def _load(self, body: Body, place: str, index: str) -> dict[str, str]:
-        """Declares the element at `place` of its row, and gives its state."""
+        """Declares the element at `place`, and gives its state."""
         if not self.merges:
-            body.add(f"const {self.type} v_ = {self.type}(x_in_row[{place}]);")
+            body.add(f"const {self.type} v_ = {self.type}(x_in_{place});")
             return self.monoid.lifted(index)
         for x in self._elements:
-            body.add(f"const {x.type} {x.name}_next = {x.type}({x.name}_in_row[{place}]);")
+            body.add(f"const {x.type} {x.name}_next = {x.type}({x.name}_in_{place});")
         return names_of(self.monoid, lambda n: f"{n}_next")
 
     def _start(self, body: Body, count: str, index: str, suffix: str = "_part") -> None:
