@@ -31,6 +31,7 @@ _CPU_COLUMNS = 4096
 _COLUMN_CHUNKS = 64
 _FOLD_ACCUMULATORS = 64
 _FOLD_COLUMNS = 1024
+_SCAN_BLOCK = 16
 _LEAST_PART = 16384
 _PARTS = 256
 
@@ -225,11 +226,26 @@ def column_parts(batches: int, rows: int, d: int) -> tuple[int, int]:
     return max(1, -(-rows // chunk)), chunk
 
 
+def axis_parts(shape: tuple[int, ...], columns: bool) -> tuple[int, int]:
+    """(parts, elements per part) of the axis that a fold or a scan goes along."""
+    return column_parts(*shape) if columns else row_parts(*shape)
+
+
 def fold_rows(chosen: Settings, items: int, d: int) -> Geometry:
     """TPR·RPG threads for RPG of `items` rows, or parts of rows, of d elements."""
     if _is_cpu(chosen):
         c = _pick(chosen, TPR=1, RPG=1, U=min(_FOLD_ACCUMULATORS, _power_of_two((d + 2) // 2)))
         x, y = _groups(items)
+        threads = c["TPR"] * c["RPG"]
+        return Geometry(tuple(c.items()), (x * threads, y, 1), (threads, 1, 1))
+    return rowwise(chosen, items, d, capped=False)
+
+
+def scan_rows(chosen: Settings, items: int, d: int) -> Geometry:
+    """As `fold_rows`; on the CPU a block of elements that fills a wide register."""
+    if _is_cpu(chosen):
+        c = _pick(chosen, TPR=1, RPG=1, U=_SCAN_BLOCK)
+        x, y = _groups(-(-items // c["RPG"]))
         threads = c["TPR"] * c["RPG"]
         return Geometry(tuple(c.items()), (x * threads, y, 1), (threads, 1, 1))
     return rowwise(chosen, items, d, capped=False)

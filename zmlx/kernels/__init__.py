@@ -67,6 +67,7 @@ from .norms_dropout import (
     rms_norm_dropout,
 )
 from .reductions import max, mean, min, std, sum, var
+from .scans import cumprod, cumsum
 from .softmax import log_softmax, logsumexp, softmax
 from .sparsemax import sparsemax
 
@@ -77,6 +78,8 @@ __all__ = [
     "argmin",
     "celu",
     "cross_entropy",
+    "cumprod",
+    "cumsum",
     "dropout",
     "dropout_add_layer_norm",
     "dropout_add_rms_norm",

@@ -46,13 +46,13 @@ def fold(
     each of `results`."""
     type_ = type_ or element(x.dtype)
     seen = plan.seen(x)
-    parts = (launch.column_parts if plan.columns else launch.row_parts)(*plan.view)[0]
+    parts = launch.axis_parts(plan.view, plan.columns)[0]
     key = (name, op, results, type_, plan.columns, tuple(n for n, _ in scalars))
     values = [value for _, value in scalars]
     if parts == 1:
         outputs = _whole(*key, tuple(dtypes))(seen, *values)
     else:
-        states = _cut(name, op, type_, plan.columns)(seen)
+        states = parts_of(name, op, type_, plan.columns)(seen)
         states = states if isinstance(states, tuple) else (states,)
         outputs = _merge(*key, tuple(dtypes))(*states, *values)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
@@ -88,13 +88,13 @@ def _whole(
 
 
 @cache
-def _cut(name: str, op: str, type_: str, columns: bool) -> PatternKernel:
+def parts_of(name: str, op: str, type_: str, columns: bool) -> PatternKernel:
     """The states of all parts of the rows or columns."""
     types = MONOIDS[op].types(type_)
 
     def reference(x: mx.array) -> Arrays:
         axis = _axis(columns)
-        parts = (launch.column_parts if columns else launch.row_parts)(*x.shape)[0]
+        parts = launch.axis_parts(x.shape, columns)[0]
         state = _state_of(op, x.astype(_DTYPES[type_]), axis)
         return tuple(
             mx.concatenate([value] + [_neutral(op, n, value)] * (parts - 1), axis=axis)
