@@ -259,3 +259,11 @@ def fold_columns(chosen: Settings, items: int, d: int) -> Geometry:
     g = 1 if _is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
     x, y = _groups(items * -(-threads // g))
     return Geometry((("N", c["N"]), ("G", g)), (x * g, y, 1), (g, 1, 1))
+
+
+def topk(chosen: Settings, k: int) -> tuple[int, int, int]:
+    """(elements per tile, results per thread of a merge, threads per group) of a top-k. Keeping
+    many in order pays only in short tiles, which take few moves."""
+    if _is_cpu(chosen):
+        return (16384 if k <= 64 else 64), 4096, 1
+    return 64, 8, _GPU_GROUP

@@ -70,6 +70,7 @@ from .reductions import max, mean, min, std, sum, var
 from .scans import cumprod, cumsum
 from .softmax import log_softmax, logsumexp, softmax
 from .sparsemax import sparsemax
+from .topk import topk
 
 __all__ = [
     "add_layer_norm",
@@ -131,5 +132,6 @@ __all__ = [
     "swiglu_clamped_packed",
     "swiglu_packed",
     "tanh",
+    "topk",
     "var",
 ]
