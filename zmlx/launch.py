@@ -30,7 +30,10 @@ _CPU_ACCUMULATORS = 32
 _CPU_COLUMNS = 4096
 _COLUMN_CHUNKS = 64
 _FOLD_ACCUMULATORS = 64
-_FOLD_COLUMNS = 1024
+_FOLD_COLUMNS = 4096
+_FOLD_PARTS = 1 << 16
+_SCAN_COLUMNS = 1024
+_SCAN_PARTS = 2048
 _SCAN_BLOCK = 16
 _LEAST_PART = 16384
 _PARTS = 256
@@ -219,16 +222,28 @@ def row_parts(rows: int, d: int) -> tuple[int, int]:
     return max(1, -(-d // chunk)), chunk
 
 
-def column_parts(batches: int, rows: int, d: int) -> tuple[int, int]:
-    """(parts, rows per part) of a fold of columns."""
-    wanted = max(1, min(_COLUMN_CHUNKS, _LEAST_PART * 16 // max(batches * d, 1), rows // 16))
+def column_parts(batches: int, rows: int, d: int, least: int) -> tuple[int, int]:
+    """(parts, rows per part) of `rows` in columns, so that there are about `least` parts of
+    columns."""
+    wanted = max(1, min(_COLUMN_CHUNKS, least // max(batches * d, 1), rows // 16))
     chunk = max(1, -(-rows // wanted))
     return max(1, -(-rows // chunk)), chunk
 
 
-def axis_parts(shape: tuple[int, ...], columns: bool) -> tuple[int, int]:
-    """(parts, elements per part) of the axis that a fold or a scan goes along."""
-    return column_parts(*shape) if columns else row_parts(*shape)
+def fold_parts(shape: tuple[int, ...], columns: bool) -> tuple[int, int]:
+    """(parts, elements per part) of the axis that a fold goes along."""
+    if columns:
+        batches, rows, d = shape
+        return column_parts(batches, rows, d, _FOLD_PARTS)
+    return row_parts(*shape)
+
+
+def scan_parts(shape: tuple[int, ...], columns: bool) -> tuple[int, int]:
+    """As `fold_parts`, of a scan, which reads twice what it cuts."""
+    if columns:
+        batches, rows, d = shape
+        return column_parts(batches, rows, d, _SCAN_PARTS)
+    return row_parts(*shape)
 
 
 def fold_rows(chosen: Settings, items: int, d: int) -> Geometry:
@@ -251,9 +266,9 @@ def scan_rows(chosen: Settings, items: int, d: int) -> Geometry:
     return rowwise(chosen, items, d, capped=False)
 
 
-def fold_columns(chosen: Settings, items: int, d: int) -> Geometry:
+def fold_columns(chosen: Settings, items: int, d: int, *, scans: bool = False) -> Geometry:
     """G threads per group, each for N of d columns of one of `items` parts."""
-    n = min(_FOLD_COLUMNS, _power_of_two(d)) if _is_cpu(chosen) else 1
+    n = min(_SCAN_COLUMNS if scans else _FOLD_COLUMNS, _power_of_two(d)) if _is_cpu(chosen) else 1
     c = _pick(chosen, N=n)
     threads = -(-d // c["N"])
     g = 1 if _is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))

@@ -245,24 +245,21 @@ class PatternKernel:
         shape = tuple(inputs[0].shape)
         if max(shape) >= 2**31:
             raise ValueError(f"[{self.name}] axes must be shorter than 2^31 but got {shape}.")
-        parts, chunk = launch.axis_parts(shape, pattern.columns)
+        scans = isinstance(pattern, Scan)
+        parts_of = (
+            launch.scan_parts
+            if isinstance(pattern, Scan) or pattern.for_scan
+            else launch.fold_parts
+        )
+        parts, chunk = parts_of(shape, pattern.columns)
         if not pattern.cut:
             parts, chunk = 1, shape[-2 if pattern.columns else -1]
         items = shape[0] * parts
-        if isinstance(pattern, Scan):
-            geometry = (
-                launch.fold_columns(settings, items, shape[2])
-                if pattern.columns
-                else launch.scan_rows(settings, items, chunk)
-            )
-            output = shape
+        if pattern.columns:
+            geometry = launch.fold_columns(settings, items, shape[2], scans=scans)
         else:
-            geometry = (
-                launch.fold_columns(settings, items, shape[2])
-                if pattern.columns
-                else launch.fold_rows(settings, items, chunk)
-            )
-            output = (shape[0], *((parts,) if pattern.cut else ()), *shape[2:])
+            geometry = (launch.scan_rows if scans else launch.fold_rows)(settings, items, chunk)
+        output = shape if scans else (shape[0], *((parts,) if pattern.cut else ()), *shape[2:])
         constants = tuple(_constant(n, mx.uint32) for n in (*shape, parts, chunk))
         return geometry, (output,) * len(self.dtypes), constants
 

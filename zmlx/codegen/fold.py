@@ -23,8 +23,8 @@ class Fold(Pattern):
     after it. Expressions of the outputs name the variables of the state and the scalars.
 
     With `cut` the folded axis is cut into `parts` of `chunk` elements, an output for each: (rows,
-    parts) or (batches, parts, D). So a long axis is two launches, of which the second merges; both
-    fold in an order that no number of threads changes.
+    parts) or (batches, parts, D), the parts of a scan if it is `for_scan`. So a long axis is two
+    launches, of which the second merges; both fold in an order that no number of threads changes.
 
     Launch of rows: TPR·RPG threads per group and RPG parts of rows per group, groups along x then
     y; of columns: G threads per group, N columns per thread.
@@ -36,6 +36,7 @@ class Fold(Pattern):
     columns: bool = False
     merges: bool = False
     cut: bool = False
+    for_scan: bool = False
     scalars: tuple[Operand, ...] = ()
 
     @property

@@ -91,10 +91,14 @@ class Scan(Pattern):
             return
         ends = ("parts - 1", "p_ > part_", "--p_") if self.reverse else ("0", "p_ < part_", "++p_")
         body.open(f"for (uint p_ = {ends[0]}; {ends[1]}; {ends[2]})")
+        if self.columns:
+            body.open("for (uint n_ = 0; n_ < width_; ++n_)")
         for name, type_ in self._types.items():
             body.add(f"const {type_} {name}_next = {name}_of_part_in[{place}];")
         other = names_of(self.monoid, lambda n: f"{n}_next")
         add_merge(body, self.monoid, names_of(self.monoid, carry), other)
+        if self.columns:
+            body.close()
         body.close()
 
     # ---- rows -----------------------------------------------------------------------------------
@@ -277,12 +281,9 @@ class Scan(Pattern):
             body.add(f"{type_} {name}_carry[N];")
         body.open("for (uint n_ = 0; n_ < width_; ++n_)")
         self._start(body, lambda n: f"{n}_carry[n_]", declare=False)
-        self._before(
-            body,
-            "size_t(item_ / parts * parts + p_) * D + column_ + n_",
-            lambda n: f"{n}_carry[n_]",
-        )
         body.close()
+        place = "size_t(item_ / parts * parts + p_) * D + column_ + n_"
+        self._before(body, place, lambda n: f"{n}_carry[n_]")
         body.open("for (uint t_ = first_; t_ < stop_; ++t_)")
         body.add(f"const uint i_ = {'stop_ - 1 - (t_ - first_)' if self.reverse else 't_'};")
         for name in ("x", *self.others):

@@ -48,7 +48,7 @@ def _extreme_at(name: str, x: mx.array, axis: int | None, keepdims: bool) -> mx.
         raise TypeError(f"[{name}] 'axis' must be an int or None but got {type(axis).__name__}.")
     axes = named_axes(name, x, axis)
     p = plan(tuple(x.shape), axes)
-    if p.count == 0:
+    if p.elements == 0:
         raise ValueError(f"[{name}] 'x' must have elements to compare but got shape {x.shape}.")
     if settings().target == "reference" or cpu.maybe_tracing((x,)) == cpu.DYNAMIC:
         plain = mx.argmax if name == "argmax" else mx.argmin

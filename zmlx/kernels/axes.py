@@ -50,7 +50,7 @@ class Plan(NamedTuple):
     view: tuple[int, ...]
     shape: tuple[int, ...]
     kept: tuple[int, ...]
-    count: int
+    elements: int
 
     @property
     def columns(self) -> bool:

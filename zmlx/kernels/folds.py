@@ -46,7 +46,7 @@ def fold(
     each of `results`."""
     type_ = type_ or element(x.dtype)
     seen = plan.seen(x)
-    parts = launch.axis_parts(plan.view, plan.columns)[0]
+    parts = launch.fold_parts(plan.view, plan.columns)[0]
     key = (name, op, results, type_, plan.columns, tuple(n for n, _ in scalars))
     values = [value for _, value in scalars]
     if parts == 1:
@@ -88,13 +88,15 @@ def _whole(
 
 
 @cache
-def parts_of(name: str, op: str, type_: str, columns: bool) -> PatternKernel:
+def parts_of(
+    name: str, op: str, type_: str, columns: bool, for_scan: bool = False
+) -> PatternKernel:
     """The states of all parts of the rows or columns."""
     types = MONOIDS[op].types(type_)
 
     def reference(x: mx.array) -> Arrays:
         axis = _axis(columns)
-        parts = launch.axis_parts(x.shape, columns)[0]
+        parts = (launch.scan_parts if for_scan else launch.fold_parts)(x.shape, columns)[0]
         state = _state_of(op, x.astype(_DTYPES[type_]), axis)
         return tuple(
             mx.concatenate([value] + [_neutral(op, n, value)] * (parts - 1), axis=axis)
@@ -102,7 +104,9 @@ def parts_of(name: str, op: str, type_: str, columns: bool) -> PatternKernel:
             for value in [mx.expand_dims(v, axis)]
         )
 
-    pattern = Fold(op, _outputs(tuple((n, n) for n in types)), type_, columns, cut=True)
+    pattern = Fold(
+        op, _outputs(tuple((n, n) for n in types)), type_, columns, cut=True, for_scan=for_scan
+    )
     dtypes = [_DTYPES[t] for t in types.values()]
     return PatternKernel(f"{name}/parts", pattern, dtypes, reference=reference)
 

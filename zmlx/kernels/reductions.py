@@ -171,16 +171,16 @@ def _total(name: str, x: mx.array, axis: Axes, keepdims: bool, mean: bool) -> mx
         plain = mx.mean if mean else mx.sum
         return plain(_widened(x), axis=axes, keepdims=keepdims).astype(dtype)
     p = plan(tuple(x.shape), axes)
-    if p.count == 0:
+    if p.elements == 0:
         return _nothing(p, keepdims, float("nan") if mean else 0, dtype)
     results = (("y", "total / divisor" if mean else "total"),)
-    scalars = (("divisor", scalar(float(p.count))),) if mean else ()
+    scalars = (("divisor", scalar(float(p.elements))),) if mean else ()
 
     def run(x: mx.array) -> mx.array:
         return fold(name, "sum", results, p, x, (dtype,), scalars, "float" if mean else "")[0]
 
     def rule(primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Any) -> Arrays:
-        dy = cotangents[0] / p.count if mean else cotangents[0]
+        dy = cotangents[0] / p.elements if mean else cotangents[0]
         return (_like_x(dy, p, primals[0]),)
 
     traced = cpu.maybe_tracing((x,)) and mx.issubdtype(x.dtype, mx.floating)
@@ -191,11 +191,11 @@ def _total(name: str, x: mx.array, axis: Axes, keepdims: bool, mean: bool) -> mx
 def _extreme(name: str, x: mx.array, axis: Axes, keepdims: bool) -> mx.array:
     axes = named_axes(name, x, axis)
     p = plan(tuple(x.shape), axes)
-    if p.count == 0 and 0 not in p.shape:
+    if p.elements == 0 and 0 not in p.shape:
         raise ValueError(f"[{name}] 'x' must have elements to reduce but got shape {x.shape}.")
     if _is_plain(x):
         return (mx.max if name == "max" else mx.min)(x, axis=axes, keepdims=keepdims)
-    if p.count == 0:
+    if p.elements == 0:
         return _nothing(p, keepdims, 0, x.dtype)
 
     def run(x: mx.array) -> Arrays:
@@ -227,11 +227,11 @@ def _spread_out(
     if _is_plain(x):
         plain = mx.std if root else mx.var
         y = plain(_widened(x), axis=axes, keepdims=keepdims, ddof=ddof)
-        return y.astype(dtype)  # type: ignore[no-any-return]
+        return y.astype(dtype)
     p = plan(tuple(x.shape), axes)
-    if p.count == 0:
+    if p.elements == 0:
         return _nothing(p, keepdims, float("nan"), dtype)
-    divisor = float(builtins.max(p.count - ddof, 0))
+    divisor = float(builtins.max(p.elements - ddof, 0))
     scalars = (("divisor", scalar(divisor)),)
     results = (("y", "sqrt(m2 / divisor)" if root else "m2 / divisor"),)
 
@@ -246,7 +246,7 @@ def _spread_out(
         dy = dy.astype(mx.float32)
         dvariance = dvariance + (dy / (2 * mx.sqrt(variance)) if root else dy)
         slope = 2 * dvariance / divisor
-        shift = dcentre / p.count
+        shift = dcentre / p.elements
         expr = "slope * (x - centre) + shift"
         return (_gradient(name, expr, p, primals[0], slope=slope, centre=centre, shift=shift),)
 

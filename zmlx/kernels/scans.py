@@ -24,7 +24,7 @@ import mlx.core as mx
 
 from ..arguments import Argument
 from ..codegen import Output, Scan
-from ..launch import axis_parts, settings
+from ..launch import scan_parts, settings
 from ..pattern import PatternKernel
 from ..registry import Case, Op, Option, register
 from ..targets import cpu
@@ -111,9 +111,9 @@ def _scan(
     """x, of any shape, scanned over the axes of the plan."""
     seen = p.seen(x)
     type_ = element(x.dtype)
-    cut = axis_parts(p.view, p.columns)[0] > 1
+    cut = scan_parts(p.view, p.columns)[0] > 1
     kernel = _kernel(name, op, type_, p.columns, reverse, inclusive, cut, dtype)
-    states = (parts_of(name, op, type_, p.columns)(seen),) if cut else ()
+    states = (parts_of(name, op, type_, p.columns, True)(seen),) if cut else ()
     return kernel(seen, *states).reshape(x.shape)  # type: ignore[no-any-return]
 
 

@@ -1,6 +1,6 @@
 """The k largest elements in order, for any k.
 
-    topk    values x[i₁] ≥ x[i₂] ≥ … ≥ x[iₖ] and their indices; of equal elements the first comes first
+    topk    x[i₁] ≥ x[i₂] ≥ … ≥ x[iₖ] and the indices; of equal elements the first comes first
 
 A row is cut into tiles. A thread walks over its tile and keeps the best k so far in order; a block
 of elements of which none beats the last one kept costs one comparison each. Then pairs of
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from functools import partial, update_wrapper
 from operator import index
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -62,7 +62,8 @@ inline bool zmlx_beats(E a, E b) {
 }
 """
 
-_TILES = kernel(
+_TILES = partial(
+    kernel,
     name="topk_tiles",
     input_names=["x", "rows", "length", "tiles", "k"],
     output_names=["values", "at"],
@@ -119,7 +120,8 @@ _TILES = kernel(
     """,
 )
 
-_MERGE = kernel(
+_MERGE = partial(
+    kernel,
     name="topk_merge",
     input_names=["x", "x_at", "rows", "length", "runs", "span", "k"],
     output_names=["values", "at"],
@@ -193,7 +195,15 @@ def _grid(threads: int, group: int) -> tuple[tuple[int, int, int], tuple[int, in
     return (x, -(-threads // x), 1), (min(group, x), 1, 1)
 
 
-def _launches(x: mx.array, k: int) -> tuple[mx.array, mx.array]:
+def _made(make: Any, traced: bool, shape: tuple[int, ...], dtype: mx.Dtype) -> Any:
+    """The kernel; where it is traced, with results that it may be mapped to: MLX maps what a custom
+    function launched along with it, and then takes those of its own rule."""
+    if not traced:
+        return make()
+    return make(reference=lambda *_: (mx.zeros(shape, dtype), mx.zeros(shape, mx.uint32)))
+
+
+def _launches(x: mx.array, k: int, traced: bool) -> tuple[mx.array, mx.array]:
     """(rows, D) to (rows, k), twice."""
     rows, d = x.shape
     tile, stretch, group = launch.topk(launch.settings(), k)
@@ -201,7 +211,7 @@ def _launches(x: mx.array, k: int) -> tuple[mx.array, mx.array]:
     types = [("T", x.dtype), ("E", compared)]
     runs, kept = -(-d // tile), min(k, tile)
     grid, threadgroup = _grid(rows * runs, group)
-    values, at = _TILES(
+    values, at = _made(_TILES, traced, (rows, runs, kept), x.dtype)(
         x, scalar(rows), scalar(d), scalar(runs), scalar(k),
         template=[*types, ("TILE", tile), ("BLOCK", _BLOCK), ("GRID", grid[0])],
         grid=grid, threadgroup=threadgroup,
@@ -211,7 +221,7 @@ def _launches(x: mx.array, k: int) -> tuple[mx.array, mx.array]:
     while runs > 1:
         pairs, longer = -(-runs // 2), min(k, 2 * kept)
         grid, threadgroup = _grid(rows * pairs * -(-longer // stretch), group)
-        values, at = _MERGE(
+        values, at = _made(_MERGE, traced, (rows, pairs, longer), x.dtype)(
             values, at, scalar(rows), scalar(d), scalar(runs), scalar(span), scalar(longer),
             template=[*types, ("KEPT", kept), ("STRETCH", stretch), ("GRID", grid[0])],
             grid=grid, threadgroup=threadgroup,
@@ -221,12 +231,12 @@ def _launches(x: mx.array, k: int) -> tuple[mx.array, mx.array]:
     return values, at
 
 
-def _over_last(x: mx.array, k: int) -> tuple[mx.array, mx.array]:
+def _over_last(x: mx.array, k: int, traced: bool = False) -> tuple[mx.array, mx.array]:
     """Over the last axis of an array of any shape."""
     shape = (*x.shape[:-1], k)
     if 0 in shape:
         return mx.zeros(shape, x.dtype), mx.zeros(shape, mx.uint32)
-    values, at = _launches(x.reshape(-1, x.shape[-1]), k)
+    values, at = _launches(x.reshape(-1, x.shape[-1]), k, traced)
     return values.reshape(shape), at.reshape(shape)
 
 
@@ -235,7 +245,7 @@ def _traced(x: mx.array, k: int) -> tuple[mx.array, mx.array]:
 
     @mx.custom_function
     def run(x: mx.array) -> Any:
-        return _over_last(x, k)
+        return _over_last(x, k, traced=True)
 
     def one(values: Any) -> mx.array:
         return values if isinstance(values, mx.array) else values[0]
@@ -256,7 +266,8 @@ def _traced(x: mx.array, k: int) -> tuple[mx.array, mx.array]:
         axis = axes if isinstance(axes, int) else axes[0]
         return _traced(mx.moveaxis(one(inputs), axis, 0), k), (0, 0)
 
-    return run(x)  # type: ignore[no-any-return]
+    values, at = cast(Any, run)(x)
+    return values, at
 
 
 # ---- op -----------------------------------------------------------------------------------------
