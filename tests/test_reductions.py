@@ -138,7 +138,7 @@ def test_ddof_as_in_mlx(ddof):
 def test_a_variance_far_from_zero_does_not_cancel(axis):
     x = normal(3000, 3000 // 10) + 1e4
     want = np.array(x).astype(np.float64).var(axis=axis)
-    np.testing.assert_allclose(np.array(var(x, axis)), want, rtol=2e-4)
+    np.testing.assert_allclose(np.array(var(x, axis)), want, rtol=2e-6)
 
 
 def test_a_mean_of_halves_does_not_overflow_on_the_way():
@@ -149,9 +149,9 @@ def test_a_mean_of_halves_does_not_overflow_on_the_way():
 def test_a_long_sum_keeps_its_digits():
     x = mx.full((1 << 24,), 0.1, dtype=mx.float32)
     want = np.float64(np.float32(0.1)) * (1 << 24)
-    assert abs(sum(x).item() - want) < 1e-6 * want
+    assert abs(sum(x).item() - want) < 2e-6 * want
     column = x.reshape(-1, 2)
-    assert abs(sum(column, 0)[0].item() - want / 2) < 1e-6 * want
+    assert abs(sum(column, 0)[0].item() - want / 2) < 1e-5 * want
 
 
 # ---- gradients ----------------------------------------------------------------------------------
@@ -186,9 +186,8 @@ def test_equal_elements_share_the_gradient(op, axis):
 def test_gradients_of_two_launches():
     x = normal(3, 50000)
     for name in SEVERAL_AXES:
-        got, want = (
-            mx.grad(lambda x, f=getattr(m, name): f(x, -1).sum())(x) for m in (kernels, mx)
-        )
+        both = (getattr(kernels, name), getattr(mx, name))
+        got, want = (mx.grad(lambda x, f=f: f(x, -1).sum())(x) for f in both)
         same(got, want, 1e-4)
 
 

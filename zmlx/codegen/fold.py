@@ -11,7 +11,7 @@ from .pattern import Pattern
 from .text import Body, unique
 
 #: Steps that are summed before their sum is added to the total.
-_BLOCK = 64
+_BLOCK = 256
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,8 @@ class Fold(Pattern):
         body.add("const uint whole_ = first_ + (stop_ - first_) / U * U;")
         for x in self._elements:
             body.add(f"auto {x.name}_in_row = {x.name}_in + size_t(item_ / parts) * D;")
+        if self.monoid.shifted and not self.merges:
+            body.add(f"const {self.type} shift_ = {self.type}(x_in_row[D - 1]);")
         self._walk(body, "U", "u_", "TPR * U", ("first_ + lane_ * U", "whole_"), self._row_step)
         body.open("for (uint k_ = 0; k_ < (U + TPR - 1) / TPR; ++k_)")
         body.add("const uint j = whole_ + k_ * TPR + lane_;")
@@ -178,6 +180,11 @@ class Fold(Pattern):
                 f"auto {x.name}_in_first = {x.name}_in"
                 " + size_t(item_ / parts) * rows * D + column_;"
             )
+        if self.monoid.shifted and not self.merges:
+            body.add(f"{self.type} shift_[N];")
+            body.open("for (uint n_ = 0; n_ < width_; ++n_)")
+            body.add(f"shift_[n_] = {self.type}(x_in_first[size_t(rows - 1) * D + n_]);")
+            body.close()
         self._walk(body, "N", "n_", "1", ("first_", "stop_"), self._column_step)
         body.open("for (uint n_ = 0; n_ < width_; ++n_)")
         for name, type_ in self.monoid.types(self.type).items():
@@ -212,7 +219,10 @@ class Fold(Pattern):
     def _load(self, body: Body, place: str, index: str) -> dict[str, str]:
         """Declares the element at `place`, and gives its state."""
         if not self.merges:
-            body.add(f"const {self.type} v_ = {self.type}(x_in_{place});")
+            value = f"{self.type}(x_in_{place})"
+            if self.monoid.shifted:
+                value += " - shift_[n_]" if self.columns else " - shift_"
+            body.add(f"const {self.type} v_ = {value};")
             return self.monoid.lifted(index)
         for x in self._elements:
             body.add(f"const {x.type} {x.name}_next = {x.type}({x.name}_in_{place});")

@@ -27,6 +27,8 @@ class Monoid:
         after: statements for each accumulator after all steps.
         blocked: whether long runs are summed in blocks, which keeps the rounding errors of a sum of
             n numbers near those of √n.
+        shifted: whether the last element along the axis is taken off each, so that what all share
+            costs no digits.
     """
 
     states: tuple[tuple[str, str], ...]
@@ -37,6 +39,7 @@ class Monoid:
     update: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     blocked: bool = False
+    shifted: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -140,6 +143,7 @@ MONOIDS: dict[str, Monoid] = {
             "{m2} = {m2} + d_ * (v_ - {mean});",
         ),
         after=("{count} = float(steps_);",),
+        shifted=True,
     ),
     # The map h -> a·h + b of a run of elements, the earlier ones first.
     "linear": Monoid(

@@ -16,8 +16,8 @@ RESERVED = frozenset(
         "size",
         "D_", "away_", "b_", "base_", "blocks_", "both_", "column_", "d_", "e_", "end_", "first_",
         "full_", "group_", "i_", "item_", "items_", "k_", "lane_", "last_", "later_", "live_",
-        "more_", "n_", "p_", "part_", "place_", "q_", "s_", "share_", "slot_", "start_", "step_",
-        "steps_", "stop_", "t_", "u_", "v_", "w_", "whole_", "width_", "words_",
+        "more_", "n_", "p_", "part_", "place_", "q_", "s_", "share_", "shift_", "slot_", "start_",
+        "step_",        "steps_", "stop_", "t_", "u_", "v_", "w_", "whole_", "width_", "words_",
     )
 )  # fmt: skip
 SUFFIXES = (

@@ -145,6 +145,7 @@ def _state_of(op: str, x: mx.array, axis: int) -> dict[str, mx.array]:
     if op == "sum":
         return {"total": x.sum(axis=axis)}
     if op == "moments":
+        x = x - mx.stop_gradient(mx.take(x, mx.array([x.shape[axis] - 1]), axis=axis))
         mean = x.mean(axis=axis, keepdims=True)
         m2 = ((x - mean) ** 2).sum(axis=axis)
         return {

@@ -247,8 +247,13 @@ def _spread_out(
         dvariance = dvariance + (dy / (2 * mx.sqrt(variance)) if root else dy)
         slope = 2 * dvariance / divisor
         shift = dcentre / p.elements
-        expr = "slope * (x - centre) + shift"
-        return (_gradient(name, expr, p, primals[0], slope=slope, centre=centre, shift=shift),)
+        # The centre is that of what x is away from its last element, which is exact where the
+        # elements are close to each other.
+        seen = p.seen(primals[0])
+        last = mx.stop_gradient(seen[:, -1]).astype(mx.float32)
+        values = {"slope": slope, "last": last, "centre": centre, "shift": shift}
+        expr = "slope * ((x - last) - centre) + shift"
+        return (_gradient(name, expr, p, primals[0], **values),)
 
     if cpu.maybe_tracing((x,)) and mx.issubdtype(x.dtype, mx.floating):
         y = custom_function(name, run, rule)(x)[0]

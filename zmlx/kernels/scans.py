@@ -43,7 +43,15 @@ def cumsum_reference(
     xp: Any = mx,
 ) -> Any:
     """cumsum in plain MLX."""
-    return _by_doubling(x, axis, reverse, inclusive, lambda a, b: a + b, xp.zeros_like, xp)
+    if axis is None:
+        x, axis = xp.reshape(x, (-1,)), 0
+    if xp is mx:
+        return mx.cumsum(x, axis=axis, reverse=reverse, inclusive=inclusive)
+    back: list[Any] = [slice(None)] * x.ndim
+    back[axis] = slice(None, None, -1)
+    x = x[tuple(back)] if reverse else x
+    y = xp.cumsum(x if inclusive else _moved(x, axis, 1, False, xp.zeros_like, xp), axis=axis)
+    return y[tuple(back)] if reverse else y
 
 
 def cumprod_reference(
@@ -64,21 +72,22 @@ def _by_doubling(
     """Hillis & Steele 1986: at every step y[i] takes in what stands twice as far before it."""
     if axis is None:
         x, axis = xp.reshape(x, (-1,)), 0
-    n = x.shape[axis]
-
-    def moved(y: Any, by: int) -> Any:
-        by = min(by, n)
-        index: list[Any] = [slice(None)] * y.ndim
-        index[axis] = slice(by, None) if reverse else slice(0, n - by)
-        fill: list[Any] = [slice(None)] * y.ndim
-        fill[axis] = slice(0, by)
-        parts = (y[tuple(index)], neutral(y[tuple(fill)]))
-        return xp.concatenate(parts if reverse else parts[::-1], axis=axis)
-
-    y, step = x if inclusive else moved(x, 1), 1
-    while step < n:
-        y, step = merge(y, moved(y, step)), 2 * step
+    y, step = x if inclusive else _moved(x, axis, 1, reverse, neutral, xp), 1
+    while step < x.shape[axis]:
+        y, step = merge(y, _moved(y, axis, step, reverse, neutral, xp)), 2 * step
     return y
+
+
+def _moved(y: Any, axis: int, by: int, reverse: bool, neutral: Any, xp: Any) -> Any:
+    """y, each element `by` places later (earlier if `reverse`), and neutral ones before."""
+    n = y.shape[axis]
+    by = min(by, n)
+    index: list[Any] = [slice(None)] * y.ndim
+    index[axis] = slice(by, None) if reverse else slice(0, n - by)
+    fill: list[Any] = [slice(None)] * y.ndim
+    fill[axis] = slice(0, by)
+    parts = (y[tuple(index)], neutral(y[tuple(fill)]))
+    return xp.concatenate(parts if reverse else parts[::-1], axis=axis)
 
 
 # ---- kernels ------------------------------------------------------------------------------------
@@ -96,9 +105,10 @@ def _kernel(
     axis = -2 if columns else -1
 
     def reference(x: mx.array, *states: mx.array) -> Arrays:
-        plain = mx.cumsum if op == "sum" else mx.cumprod
+        # MLX's cumprod has no jvp, and its gradient none where x is 0.
+        plain = cumsum_reference if op == "sum" else cumprod_reference
         wide = x.astype(mx.float32) if type_ == "float" else x
-        return (plain(wide, axis=axis, reverse=reverse, inclusive=inclusive),)
+        return (plain(wide, axis, reverse=reverse, inclusive=inclusive),)
 
     rule = ("x",) if dtype is None else dtype
     return PatternKernel(f"{name}/scan", pattern, (rule,), reference=reference)
@@ -136,7 +146,7 @@ def _slope(columns: bool, reverse: bool, inclusive: bool) -> PatternKernel:
     def reference(x: mx.array, dy: mx.array, before: mx.array) -> Arrays:
         def forward(x: mx.array) -> mx.array:
             wide = x.astype(mx.float32)
-            return mx.cumprod(wide, axis=axis, reverse=reverse, inclusive=inclusive)
+            return cumprod_reference(wide, axis, reverse=reverse, inclusive=inclusive)  # type: ignore[no-any-return]
 
         return (mx.vjp(forward, [x], [dy.astype(mx.float32)])[1][0],)
 

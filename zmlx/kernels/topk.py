@@ -253,7 +253,8 @@ def _traced(x: mx.array, k: int) -> tuple[mx.array, mx.array]:
     @run.vjp
     def _(primals: Any, cotangents: Any, outputs: Any) -> mx.array:
         x = one(primals)
-        return mx.put_along_axis(mx.zeros_like(x), outputs[1], cotangents[0], axis=-1)
+        at = mx.stop_gradient(outputs[1])
+        return mx.put_along_axis(mx.zeros_like(x), at, cotangents[0], axis=-1)
 
     @run.jvp
     def _(primals: Any, tangents: Any) -> Any:
