@@ -122,7 +122,8 @@ class Scan(Pattern):
         body.add("const uint part_ = item_ % parts;")
         body.add("const uint first_ = part_ * chunk;")
         body.add("const uint stop_ = chunk < D - first_ ? first_ + chunk : D;")
-        body.add("const uint steps_ = (stop_ - first_ + TPR * U - 1) / (TPR * U);")
+        # As many steps for every part, so that all threads reach every simd operation.
+        body.add("const uint steps_ = (chunk + TPR * U - 1) / (TPR * U);")
         for name in ("x", *self.others):
             body.add(f"auto {name}_in_row = {name}_in + size_t(item_ / parts) * D;")
         for y in self.outputs:
