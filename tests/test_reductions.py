@@ -147,9 +147,11 @@ def test_a_mean_of_halves_does_not_overflow_on_the_way():
 
 
 def test_a_long_sum_keeps_its_digits():
+    """Equal numbers round the same way at every step: the worst case. One running total is off by
+    more than 1 %; blocks of 256 are off by 256 half ulps a level at most, 1.5e-5."""
     x = mx.full((1 << 24,), 0.1, dtype=mx.float32)
     want = np.float64(np.float32(0.1)) * (1 << 24)
-    assert abs(sum(x).item() - want) < 2e-6 * want
+    assert abs(sum(x).item() - want) < 1e-5 * want
     column = x.reshape(-1, 2)
     assert abs(sum(column, 0)[0].item() - want / 2) < 1e-5 * want
 
