@@ -29,6 +29,14 @@ _CPU_ELEMENTS = 2048
 _CPU_ACCUMULATORS = 32
 _CPU_COLUMNS = 4096
 _COLUMN_CHUNKS = 64
+_FOLD_ACCUMULATORS = 64
+_FOLD_COLUMNS = 4096
+_FOLD_PARTS = 1 << 16
+_SCAN_COLUMNS = 1024
+_SCAN_PARTS = 2048
+_SCAN_BLOCK = 16
+_LEAST_PART = 16384
+_PARTS = 256
 
 
 class Settings:
@@ -203,3 +211,74 @@ def columnwise(chosen: Settings, chunks: int, d: int) -> Geometry:
     threads = -(-d // c["N"])
     group = 1 if _is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
     return Geometry((("N", c["N"]),), (threads, chunks, 1), (group, 1, 1))
+
+
+def row_parts(rows: int, d: int) -> tuple[int, int]:
+    """(parts, elements per part) of a fold of rows: parts only where there are few long rows. It
+    depends on nothing but the shape, as `row_chunks`."""
+    wanted = max(1, min(_PARTS // max(rows, 1), d // _LEAST_PART))
+    chunk = -(-d // wanted)
+    chunk = max(1, -(-chunk // 128) * 128)
+    return max(1, -(-d // chunk)), chunk
+
+
+def column_parts(batches: int, rows: int, d: int, least: int) -> tuple[int, int]:
+    """(parts, rows per part) of `rows` in columns, so that there are about `least` parts of
+    columns."""
+    wanted = max(1, min(_COLUMN_CHUNKS, least // max(batches * d, 1), rows // 16))
+    chunk = max(1, -(-rows // wanted))
+    return max(1, -(-rows // chunk)), chunk
+
+
+def fold_parts(shape: tuple[int, ...], columns: bool) -> tuple[int, int]:
+    """(parts, elements per part) of the axis that a fold goes along."""
+    if columns:
+        batches, rows, d = shape
+        return column_parts(batches, rows, d, _FOLD_PARTS)
+    return row_parts(*shape)
+
+
+def scan_parts(shape: tuple[int, ...], columns: bool) -> tuple[int, int]:
+    """As `fold_parts`, of a scan, which reads twice what it cuts."""
+    if columns:
+        batches, rows, d = shape
+        return column_parts(batches, rows, d, _SCAN_PARTS)
+    return row_parts(*shape)
+
+
+def fold_rows(chosen: Settings, items: int, d: int) -> Geometry:
+    """TPR·RPG threads for RPG of `items` rows, or parts of rows, of d elements."""
+    if _is_cpu(chosen):
+        c = _pick(chosen, TPR=1, RPG=1, U=min(_FOLD_ACCUMULATORS, _power_of_two((d + 2) // 2)))
+        x, y = _groups(items)
+        threads = c["TPR"] * c["RPG"]
+        return Geometry(tuple(c.items()), (x * threads, y, 1), (threads, 1, 1))
+    return rowwise(chosen, items, d, capped=False)
+
+
+def scan_rows(chosen: Settings, items: int, d: int) -> Geometry:
+    """As `fold_rows`; on the CPU a block of elements that fills a wide register."""
+    if _is_cpu(chosen):
+        c = _pick(chosen, TPR=1, RPG=1, U=_SCAN_BLOCK)
+        x, y = _groups(-(-items // c["RPG"]))
+        threads = c["TPR"] * c["RPG"]
+        return Geometry(tuple(c.items()), (x * threads, y, 1), (threads, 1, 1))
+    return rowwise(chosen, items, d, capped=False)
+
+
+def fold_columns(chosen: Settings, items: int, d: int, *, scans: bool = False) -> Geometry:
+    """G threads per group, each for N of d columns of one of `items` parts."""
+    n = min(_SCAN_COLUMNS if scans else _FOLD_COLUMNS, _power_of_two(d)) if _is_cpu(chosen) else 1
+    c = _pick(chosen, N=n)
+    threads = -(-d // c["N"])
+    g = 1 if _is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
+    x, y = _groups(items * -(-threads // g))
+    return Geometry((("N", c["N"]), ("G", g)), (x * g, y, 1), (g, 1, 1))
+
+
+def topk(chosen: Settings, k: int) -> tuple[int, int, int]:
+    """(elements per tile, results per thread of a merge, threads per group) of a top-k. Keeping
+    many in order pays only in short tiles, which take few moves."""
+    if _is_cpu(chosen):
+        return (16384 if k <= 64 else 64), 4096, 1
+    return 64, 8, _GPU_GROUP

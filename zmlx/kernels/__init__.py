@@ -9,6 +9,8 @@ norms         rms_norm layer_norm l2_norm group_norm add_rms_norm add_layer_norm
               rms_norm_dropout layer_norm_dropout dropout_add_rms_norm dropout_add_layer_norm
 dropout       dropout
 losses        cross_entropy
+reductions    sum mean max min var std argmax argmin topk
+scans         cumsum cumprod
 """
 
 from ..backend import require_mlx
@@ -38,6 +40,7 @@ from .activations import (
     softsign,
     tanh,
 )
+from .arg_reductions import argmax, argmin
 from .dropout import dropout
 from .glu import (
     geglu,
@@ -63,14 +66,21 @@ from .norms_dropout import (
     layer_norm_dropout,
     rms_norm_dropout,
 )
+from .reductions import max, mean, min, std, sum, var
+from .scans import cumprod, cumsum
 from .softmax import log_softmax, logsumexp, softmax
 from .sparsemax import sparsemax
+from .topk import topk
 
 __all__ = [
     "add_layer_norm",
     "add_rms_norm",
+    "argmax",
+    "argmin",
     "celu",
     "cross_entropy",
+    "cumprod",
+    "cumsum",
     "dropout",
     "dropout_add_layer_norm",
     "dropout_add_rms_norm",
@@ -98,6 +108,9 @@ __all__ = [
     "log_softmax",
     "logsumexp",
     "masked_softmax",
+    "max",
+    "mean",
+    "min",
     "mish",
     "reglu",
     "reglu_packed",
@@ -112,9 +125,13 @@ __all__ = [
     "softplus",
     "softsign",
     "sparsemax",
+    "std",
+    "sum",
     "swiglu",
     "swiglu_clamped",
     "swiglu_clamped_packed",
     "swiglu_packed",
     "tanh",
+    "topk",
+    "var",
 ]
