@@ -9,6 +9,7 @@ norms         rms_norm layer_norm l2_norm group_norm add_rms_norm add_layer_norm
               rms_norm_dropout layer_norm_dropout dropout_add_rms_norm dropout_add_layer_norm
 dropout       dropout
 losses        cross_entropy
+rope          rope
 """
 
 from ..backend import require_mlx
@@ -63,6 +64,7 @@ from .norms_dropout import (
     layer_norm_dropout,
     rms_norm_dropout,
 )
+from .rope import rope
 from .softmax import log_softmax, logsumexp, softmax
 from .sparsemax import sparsemax
 
@@ -105,6 +107,7 @@ __all__ = [
     "relu2",
     "rms_norm",
     "rms_norm_dropout",
+    "rope",
     "selu",
     "sigmoid",
     "silu",
