@@ -9,7 +9,7 @@ norms         rms_norm layer_norm l2_norm group_norm add_rms_norm add_layer_norm
               rms_norm_dropout layer_norm_dropout dropout_add_rms_norm dropout_add_layer_norm
 dropout       dropout
 losses        cross_entropy
-rope          rope
+rope          rope rope_append qk_norm_rope
 """
 
 from ..backend import require_mlx
@@ -64,7 +64,9 @@ from .norms_dropout import (
     layer_norm_dropout,
     rms_norm_dropout,
 )
+from .qk_norm_rope import qk_norm_rope
 from .rope import rope
+from .rope_append import rope_append
 from .softmax import log_softmax, logsumexp, softmax
 from .sparsemax import sparsemax
 
@@ -103,11 +105,13 @@ __all__ = [
     "mish",
     "reglu",
     "reglu_packed",
+    "qk_norm_rope",
     "relu",
     "relu2",
     "rms_norm",
     "rms_norm_dropout",
     "rope",
+    "rope_append",
     "selu",
     "sigmoid",
     "silu",

@@ -112,26 +112,31 @@ _BODY = (
     }
     const uint from = thread_position_in_grid.z * share;
     const uint upto = min(heads, from + share);
-    for (uint head = from; head < upto; ++head) {
+    const size_t apart = row_head * D;
+    for (uint head = from; head < upto; head += TOGETHER) {
         for (uint b = 0; b < count; ++b) {
             const size_t row = batch[b] * row_batch + step[b] * row_step + head * row_head;
             auto source = x + row * D;
             auto target = y + row * D;
+            const thread float* cosine = cosines + b * PAIRS;
+            const thread float* sine = sines + b * PAIRS;
             for (uint i = 0; i < PAIRS; ++i) {
                 const uint pair = i * LANES + lane;
                 if (PAIRS * LANES == HALF || pair < HALF) {
                     const uint one = TRADITIONAL ? 2 * pair : pair;
                     const uint two = TRADITIONAL ? 2 * pair + 1 : pair + HALF;
-                    const float x1 = float(source[one]);
-                    const float x2 = float(source[two]);
-                    const float c = cosines[b * PAIRS + i];
-                    const float s = sines[b * PAIRS + i];
-                    target[one] = T(x1 * c - x2 * s);
-                    target[two] = T(x1 * s + x2 * c);
+                    for (uint g = 0; g < TOGETHER; ++g) {
+                        const float x1 = float(source[g * apart + one]);
+                        const float x2 = float(source[g * apart + two]);
+                        target[g * apart + one] = T(x1 * cosine[i] - x2 * sine[i]);
+                        target[g * apart + two] = T(x1 * sine[i] + x2 * cosine[i]);
+                    }
                 }
             }
-            for (uint j = 2 * HALF + lane; j < D; j += LANES) {
-                target[j] = source[j];
+            for (uint g = 0; g < TOGETHER; ++g) {
+                for (uint j = 2 * HALF + lane; j < D; j += LANES) {
+                    target[g * apart + j] = source[g * apart + j];
+                }
             }
         }
     }
@@ -165,16 +170,16 @@ _FREQS_BODY = (
                 const size_t row = batch[b] * row_batch + step[b] * row_step + head * row_head;
                 auto source = x + row * D;
                 auto slope = dy + row * D;
+                const thread float* cosine = cosines + b * PAIRS;
+                const thread float* sine = sines + b * PAIRS;
                 for (uint i = 0; i < PAIRS; ++i) {
                     const uint pair = min(uint(i * LANES) + lane, uint(HALF - 1));
                     const uint one = TRADITIONAL ? 2 * pair : pair;
                     const uint two = TRADITIONAL ? 2 * pair + 1 : pair + HALF;
                     const float x1 = float(source[one]);
                     const float x2 = float(source[two]);
-                    const float c = cosines[b * PAIRS + i];
-                    const float s = sines[b * PAIRS + i];
-                    across[i] += float(slope[two]) * (x1 * c - x2 * s)
-                        - float(slope[one]) * (x1 * s + x2 * c);
+                    across[i] += float(slope[two]) * (x1 * cosine[i] - x2 * sine[i])
+                        - float(slope[one]) * (x1 * sine[i] + x2 * cosine[i]);
                 }
             }
             for (uint i = 0; i < PAIRS; ++i) {
@@ -218,7 +223,10 @@ def _turn(rotation: Rotation, forward: bool) -> BodyKernel:
         share = strides[0] if launch.is_cpu(chosen) else 4
         group = 1 if launch.is_cpu(chosen) else min(256 // lanes, max(blocks, 1))
         return Plan(
-            (("T", x.dtype), ("D", x.shape[-1]), *rotation.template(block, lanes)),
+            (
+                *(("T", x.dtype), ("D", x.shape[-1]), ("TOGETHER", 2 - strides[0] % 2)),
+                *rotation.template(block, lanes),
+            ),
             launch.Geometry(
                 (), (lanes, blocks, -(-strides[0] // max(share, 1))), (lanes, group, 1)
             ),
