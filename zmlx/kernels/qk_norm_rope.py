@@ -284,9 +284,7 @@ class _Launch:
     chunk: int
 
     @classmethod
-    def of(
-        cls, rotation: Rotation, chosen: launch.Settings, places: int, *, sums: bool
-    ) -> _Launch:
+    def of(cls, rotation: Rotation, chosen: launch.Settings, places: int, *, sums: bool) -> _Launch:
         lanes = launch.pick(chosen, LANES=1 if launch.is_cpu(chosen) else 32)["LANES"]
         block = rotation.block(chosen)
         if not sums:
@@ -363,7 +361,6 @@ def _forward(rotation: Rotation) -> BodyKernel:
         plain(turned),
         dynamic=plain(turned_at_any_shape),
         vjp=lambda *rule: _vjp(rotation, *rule),
-        arguments=_ARGUMENTS,
     )
 
 

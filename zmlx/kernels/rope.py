@@ -22,7 +22,7 @@ from typing import Any
 import mlx.core as mx
 
 from .. import launch
-from ..arguments import FLOATING, INDICES, Argument, check_array, check_number
+from ..arguments import INDICES, Argument, check_array, check_number
 from ..autograd import sum_chunks
 from ..body import BodyKernel, Plan, constant
 from ..metal import KernelSpec, scalar

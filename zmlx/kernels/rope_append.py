@@ -19,11 +19,12 @@ import mlx.core as mx
 import numpy as np
 
 from .. import launch, msl
-from ..arguments import check_array
+from ..arguments import Argument, check_array
 from ..body import BodyKernel, Plan, constant
 from ..metal import KernelSpec, scalar
+from ..registry import Case, Op, Option, register
 from ..transforms import Arrays
-from .rope import turning
+from .rope import rope_reference, turning
 from .rope_kernels import (
     ARRAYS,
     HEADER,
@@ -36,6 +37,32 @@ from .rope_kernels import (
 )
 
 _OP = "rope_append"
+_ONE = scalar(1.0)
+
+
+def rope_append_reference(
+    k: mx.array,
+    v: mx.array,
+    k_cache: mx.array,
+    v_cache: mx.array,
+    q: mx.array | None = None,
+    *,
+    offset: int = 2,
+    xp: Any = mx,
+    **options: Any,
+) -> Any:
+    """rope_append in plain MLX."""
+
+    def put(x: Any, into: Any) -> Any:
+        end = offset + x.shape[-2]
+        return xp.concatenate([into[..., :offset, :], x, into[..., end:, :]], axis=-2)
+
+    new = rope_reference(k, offset=offset, **options, xp=xp)
+    caches = put(new, k_cache), put(v, v_cache)
+    return caches if q is None else (*caches, rope_reference(q, offset=offset, **options, xp=xp))
+
+
+# ---- kernels ------------------------------------------------------------------------------------
 
 _ROW_HEADER = (
     msl.header_for("ZMLX_FAIL")
@@ -159,6 +186,12 @@ _QUERIES = """\
 """
 
 
+def _refuse(*inputs: mx.array) -> Arrays:
+    raise ValueError(
+        f"[{_OP}] cannot infer output shapes in a shapeless compile: append outside of it."
+    )
+
+
 @cache
 def _append(rotation: Rotation, queries: bool) -> BodyKernel:
     """k, v, caches (, q), the rotation's → caches (, q)."""
@@ -167,7 +200,7 @@ def _append(rotation: Rotation, queries: bool) -> BodyKernel:
         k, v, k_cache, v_cache = inputs[:4]
         positions = inputs[4 + queries]
         sizes = rotation.sizes(k, positions)
-        batches, heads, length, d = rotation.shape(k)
+        batches, heads, _, d = rotation.shape(k)
         room = rotation.shape(k_cache)[2]
         lanes = launch.pick(chosen, LANES=1 if launch.is_cpu(chosen) else 32)["LANES"]
         block, run = rotation.block(chosen), 256 if launch.is_cpu(chosen) else 4
@@ -236,8 +269,12 @@ def _append(rotation: Rotation, queries: bool) -> BodyKernel:
         ),
         plan,
         reference,
+        dynamic=_refuse,
         values=values,
     )
+
+
+# ---- op -----------------------------------------------------------------------------------------
 
 
 def _check_offset(offset: int, room: int, length: int) -> None:
@@ -303,11 +340,11 @@ def rope_append(
             continue
         check_array(_OP, name, x)
         assert x is not None
-        wanted = [
-            "any" if i in free else str(n) for i, n in enumerate(like.shape)
-        ]
+        wanted = ["any" if i in free else str(n) for i, n in enumerate(like.shape)]
         if x.ndim != 4 or any(
-            m != n for i, (m, n) in enumerate(zip(x.shape, like.shape, strict=True)) if i not in free
+            m != n
+            for i, (m, n) in enumerate(zip(x.shape, like.shape, strict=True))
+            if i not in free
         ):
             raise bad(name, f"have shape ({', '.join(wanted)})", tuple(x.shape))
     room, length = k_cache.shape[axis], k.shape[axis]
@@ -326,4 +363,58 @@ def rope_append(
     )
 
 
-_ONE = scalar(1.0)
+def _keywords(
+    k: mx.array,
+    v: mx.array,
+    k_cache: mx.array,
+    v_cache: mx.array,
+    q: mx.array | None = None,
+    *,
+    offset: int = 2,
+    **options: Any,
+) -> tuple[mx.array, ...]:
+    """rope_append with its arrays first, as entries call it."""
+    return rope_append(k, v, k_cache, v_cache, offset, q=q, **options)
+
+
+def _case(lead: tuple[int, ...], new: int, room: int, d: int, why: str, **options: Any) -> Case:
+    return Case(lead, {"L": new, "S": room, "D": d, "V": options.pop("v", d)}, why, options)
+
+
+register(
+    Op(
+        name=_OP,
+        family="rope",
+        summary="rope of new keys, and keys and values into a cache",
+        formula="k_cache[offset + l] = rope(k)[l], v_cache[offset + l] = v[l], the rest kept",
+        function=_keywords,
+        reference=rope_append_reference,
+        arguments=(
+            Argument("k", "(*, L, D)"),
+            Argument("v", "(*, L, V)"),
+            Argument("k_cache", "(*, S, D)"),
+            Argument("v_cache", "(*, S, V)"),
+            Argument("q", "(*, L, D)", optional=True),
+        ),
+        options=(
+            Option("offset", 2, (0, 3)),
+            Option("traditional", False, (True,), passed="text"),
+            Option("scale", 1.0, (0.25,)),
+        ),
+        outputs=("(*, S, D)", "(*, S, V)", "(*, L, D)"),
+        paper="Su et al. 2021, arXiv:2104.09864",
+        cases=(
+            _case((1, 1), 1, 1, 2, "a full cache of one position", offset=0),
+            _case((2, 3), 5, 9, 6, "new steps in the middle", v=5),
+            _case((2, 1), 3, 9, 6, "another length", v=5),
+            _case((2, 2), 9, 40, 62, "one pair short of a simdgroup", offset=31),
+            _case((1, 2), 33, 300, 66, "several blocks, and runs of positions kept", offset=100),
+            _case((2, 3), 4, 8, 11, "not all elements turn", dims=6, traditional=True),
+            _case((1, 5), 1, 17, 128, "one step"),
+            _case((0, 2), 3, 8, 8, "no rows"),
+        ),
+        long_cases=(_case((1, 1), 2, 5, 4098, "a head longer than any model's"),),
+        benchmarks=(_case((8, 8), 1, 1024, 128, "decode", offset=1000),),
+        refuses={"shapeless compile": "append outside of it"},
+    )
+)

@@ -22,14 +22,13 @@ from math import pi, prod
 import mlx.core as mx
 
 from .. import launch
-from ..body import constant
 
 #: How the array of positions lies: one start, a start per batch, a position per step, per batch and
 #: step, or per axis, batch and step (M-RoPE).
 START, STARTS, STEPS, EACH, AXES = "start", "starts", "steps", "each", "axes"
 
 HEADER = """\
-// cos and sin of 2π (position + rest) (high + low), each off by at most 2^-23: what is left of whole
+// cos and sin of 2π (position + rest) (high + low), each off by about 2^-23: what is left of whole
 // turns, and of quarters of them, is exact. The polynomials are minimax on an eighth of a turn.
 struct zmlx_turn {
     float cosine;
@@ -215,7 +214,7 @@ def paces(half: int, base: float) -> mx.array:
 def axes_of(sections: tuple[int, ...], interleaved: bool) -> mx.array:
     """The axis of positions that turns each pair."""
     if interleaved:
-        # Axis k > 0 has every len(sections)-th pair from k on, sections[k] of them; axis 0 the rest.
+        # Axis k > 0 has sections[k] pairs, every len(sections)-th from k on; axis 0 has the rest.
         count = len(sections)
         axes = [
             i % count if i % count and i < sections[i % count] * count else 0
@@ -252,11 +251,11 @@ def table_in_mlx(
     else:
         inverse = frequencies.reshape(2, h).sum(axis=0) * (2.0 * pi)
     middle = x.ndim - 3
-    at = steps_of(rotation, x) if rotation.placed in (START, STARTS) else None
     if rotation.placed == START:
-        positions = positions + at
+        positions = positions + steps_of(rotation, x)
     elif rotation.placed == STARTS:
-        positions = mx.expand_dims(positions, tuple(range(1, x.ndim - 1))) + at
+        positions = mx.expand_dims(positions, tuple(range(1, x.ndim - 1)))
+        positions = positions + steps_of(rotation, x)
     elif rotation.heads_last:
         positions = mx.expand_dims(positions, tuple(range(-middle, 0)))
     elif rotation.placed != STEPS:
@@ -320,8 +319,3 @@ def turned_at_any_shape(
     strange = mx.where(code == 1.0, mx.inf, mx.where(code == 2.0, -mx.inf, mx.nan))
     other = mx.where(code == 0.0, mx.where(finite, x, 0.0) @ partner, strange)
     return mx.where(turns, x * (cosine @ spread) + other * ((sine @ spread) * sign), x)
-
-
-def constants_of(values: tuple[int, ...]) -> tuple[mx.array, ...]:
-    """Sizes as a launch constant."""
-    return (constant(values, mx.uint32),)
