@@ -379,7 +379,8 @@ def _backward(rotation: Rotation, sums: bool) -> BodyKernel:
         partial = ((found.chunks, q.shape[-1]),) * (2 * sums)
         return found.plan(
             rotation, q, k, positions, (q.dtype, k.dtype),
-            (tuple(q.shape), tuple(k.shape), *partial), (q.dtype, k.dtype, *(mx.float32,) * len(partial)),
+            (tuple(q.shape), tuple(k.shape), *partial),
+            (q.dtype, k.dtype, *(mx.float32,) * len(partial)),
         )  # fmt: skip
 
     def reference(

@@ -154,8 +154,8 @@ QUERIES
         const uint from = (group - blocks) % runs * run;
         const int64_t start = int64_t(positions[which * batch_stride]);
         const bool fits = start >= 0 && start + length <= room;
-        const bool same = (const device K*)(k_cache) == (const device K*)(k_out)
-            && (const device V*)(v_cache) == (const device V*)(v_out);
+        // As numbers, since a cache of few elements is in constant.
+        const bool same = (size_t)k_cache == (size_t)k_out && (size_t)v_cache == (size_t)v_out;
         if (!fits || !same) {
             const uint upto = min(room, from + run);
             for (uint head = 0; head < heads; ++head) {
@@ -178,8 +178,8 @@ QUERIES
 
 _QUERIES = """\
             for (uint head = 0; head < sizes[14]; ++head) {
-                const size_t row = size_t(batch[b]) * sizes[14] * length + step[b] * size_t(sizes[15])
-                    + head * size_t(sizes[16]);
+                const size_t row = size_t(batch[b]) * sizes[14] * length
+                    + step[b] * size_t(sizes[15]) + head * size_t(sizes[16]);
                 zmlx_turn_row<Q, D, HALF, PAIRS, LANES, TRADITIONAL>(
                     q + row * D, q_out + row * D, cosines + b * PAIRS, sines + b * PAIRS, lane);
             }
