@@ -11,6 +11,7 @@ dropout       dropout
 losses        cross_entropy
 reductions    sum mean max min var std argmax argmin topk
 scans         cumsum cumprod
+rope          rope rope_append qk_norm_rope
 """
 
 from ..backend import require_mlx
@@ -66,7 +67,10 @@ from .norms_dropout import (
     layer_norm_dropout,
     rms_norm_dropout,
 )
+from .qk_norm_rope import qk_norm_rope
 from .reductions import max, mean, min, std, sum, var
+from .rope import rope
+from .rope_append import rope_append
 from .scans import cumprod, cumsum
 from .softmax import log_softmax, logsumexp, softmax
 from .sparsemax import sparsemax
@@ -112,12 +116,15 @@ __all__ = [
     "mean",
     "min",
     "mish",
+    "qk_norm_rope",
     "reglu",
     "reglu_packed",
     "relu",
     "relu2",
     "rms_norm",
     "rms_norm_dropout",
+    "rope",
+    "rope_append",
     "selu",
     "sigmoid",
     "silu",
