@@ -38,6 +38,7 @@ from .activations import (
     softsign,
     tanh,
 )
+from .cross_entropy import cross_entropy
 from .dropout import dropout
 from .glu import (
     geglu,
@@ -54,7 +55,6 @@ from .glu import (
     swiglu_packed,
 )
 from .group_norm import group_norm
-from .losses import cross_entropy
 from .masked_softmax import masked_softmax
 from .norms import add_layer_norm, add_rms_norm, l2_norm, layer_norm, rms_norm
 from .norms_dropout import (
