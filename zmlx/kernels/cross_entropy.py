@@ -18,6 +18,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..arguments import Argument, check, check_array, check_axis, check_number
+from ..launch import settings
 from ..metal import scalar
 from ..registry import Case, Op, Option, register
 from ..targets import cpu
@@ -177,12 +178,10 @@ def cross_entropy(
         axis = check_axis(op, logits, axis)
         if axis != logits.ndim - 1:
             logits = mx.moveaxis(logits, axis, -1)
-    soft = (
-        isinstance(targets, mx.array)
-        and isinstance(logits, mx.array)
-        and mx.issubdtype(targets.dtype, mx.floating)
-        and targets.ndim == logits.ndim
-    )
+    for name, x in (("logits", logits), ("targets", targets)):
+        if not isinstance(x, mx.array):
+            check_array(op, name, x)
+    soft = mx.issubdtype(targets.dtype, mx.floating) and targets.ndim == logits.ndim
     if soft and axis not in (-1, logits.ndim - 1):
         targets = mx.moveaxis(targets, axis, -1)
     if soft and ignore_index is not None:
@@ -203,7 +202,8 @@ def cross_entropy(
             inputs.append(class_weights)
             if not soft:
                 inputs.append(class_weights.sum())
-    kernel = forward(Terms(soft, class_weights is not None, **on), return_lse)
+    twice = logits.dtype != mx.float32 and settings().target == "cpu"
+    kernel = forward(Terms(soft, class_weights is not None, twice=twice, **on), return_lse)
     result = kernel(*inputs, *values)
     loss = result[0] if return_lse else result
     counts = None

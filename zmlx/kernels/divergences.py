@@ -190,7 +190,7 @@ def _call(
         elif reduction == "batchmean" and input.ndim:
             total = total / input.shape[0]
         loss = total
-    return loss.astype(dtype)
+    return loss.astype(dtype)  # type: ignore[no-any-return]
 
 
 def kl_div(

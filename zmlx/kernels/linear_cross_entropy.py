@@ -2,21 +2,21 @@
 
     linear_cross_entropy    loss = cross_entropy(hidden @ weight.T + bias, targets)
 
-The classes are taken in chunks, one after the other: the forward multiplies hidden by a chunk of
-the weight and takes the logits into four numbers per row; the backward multiplies again, turns the
-chunk into its gradient with the log-sum-exp that the forward kept, and multiplies that into the
+The logits are computed in blocks of some rows and some classes, one after the other: the forward
+multiplies and takes a block into four numbers per row; the backward multiplies again, turns the
+block into its gradient with the log-sum-exp that the forward kept, and multiplies that into the
 gradients. So a gradient costs four matrix products instead of three. In return no gradient is
-computed in the forward, which a loss without a gradient would pay for; every reduction and
-cotangent is right without rescaling; and the gradient of the weight is written once, where chunks
-of rows would read and write all of it for every chunk. The idea of chunks: Liger-Kernel (Hsu et al.
-2024, arXiv:2410.10989); of computing the logits twice: Cut Cross-Entropy (Wijmans et al. 2024,
+computed in the forward, which a loss without a gradient would pay for, and every reduction and
+cotangent is right without rescaling. Classes are the outer loop: a chunk of the weight's gradient
+is finished before the next begins, and is rounded once. The idea of chunks: Liger-Kernel (Hsu et
+al. 2024, arXiv:2410.10989); of computing the logits twice: Cut Cross-Entropy (Wijmans et al. 2024,
 arXiv:2411.09009).
 
-MLX evaluates a graph breadth first, so that independent chunks would all be held at once: each
-chunk is made to depend on the results of the one before.
+MLX evaluates a graph breadth first, so that independent blocks would all be held at once: each is
+made to depend on the results of the one before.
 
-Memory: some chunks of logits (at most a 64th of them each, unless that is less than 64 classes),
-and in half precision float32 accumulators of the gradient of hidden.
+Memory: some 16 blocks of logits and as many of their gradient (a block is a 512th of the logits,
+and not below 2^16 of them), and the gradient of hidden in float32.
 """
 
 from __future__ import annotations
@@ -62,19 +62,35 @@ def linear_cross_entropy_reference(
     return cross_entropy_reference(logits, targets, class_weights, xp=xp, **options)
 
 
-# ---- chunks -------------------------------------------------------------------------------------
+# ---- blocks -------------------------------------------------------------------------------------
 
-#: Chunks that the classes are cut into, unless they would get narrower than `_NARROWEST`.
-_CHUNKS = 64
-_NARROWEST = 64
+#: Logits in a block: a part of all of them, and at least so many that a product is worth a launch.
+#: MLX runs some hundred operations ahead, which is about 16 blocks in the backward.
+_BLOCKS = 512
+_SMALLEST = 2**16
+_WIDEST = 512
+
+
+def _block(rows: int, classes: int, chunk: int | None) -> tuple[int, int]:
+    """Rows and classes of a block."""
+    area = max(_SMALLEST, rows * classes // _BLOCKS)
+    width = chunk or max(1, min(classes, max(_WIDEST, area // max(rows, 1))))
+    return max(1, min(rows, area // width)), width
+
+
+def _plus(total: mx.array | None, part: mx.array) -> mx.array:
+    """A sum in float32."""
+    part = part.astype(mx.float32)
+    return part if total is None else total + part
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a call computes: options, classes per chunk, dtype of the products, and the inputs
-    hidden, weight, bias whose gradients may be asked for."""
+    """What a call computes: options, rows and classes of a block, dtype of the products, and which
+    of hidden, weight and bias may be asked for their gradient."""
 
     chunk: ChunkTerms
+    height: int
     width: int
     dtype: mx.Dtype
     wanted: tuple[bool, bool, bool]
@@ -89,76 +105,95 @@ class _Plan:
         names += [x.name for x in self.chunk.numbers]
         return dict(zip(names, inputs, strict=True))
 
-    def logits(
-        self, some: dict[str, mx.array], start: int, after: Sequence[mx.array]
-    ) -> tuple[mx.array, mx.array, mx.array, list[mx.array]]:
-        """hidden and a chunk of the weight as they are multiplied, their product, and what the
-        kernels take after it; not before `after` is there."""
-        stop = min(start + self.width, some["weight"].shape[0])
-        hidden = some["hidden"]
-        if after:
-            hidden = mx.depends([hidden], list(after))[0]
-        rows = some["weight"][start:stop].astype(self.dtype)
-        inputs = [some["targets"], some["ignore"], scalar(start), scalar(some["weight"].shape[0])]
+    def parts(self, some: dict[str, mx.array], *per_row: mx.array) -> list[list[mx.array]]:
+        """For every block of rows: hidden as it is multiplied, its targets, and `per_row`."""
+        arrays = (some["hidden"], some["targets"], *per_row)
+        return [
+            [x[i : i + self.height] for x in arrays]
+            for i in range(0, some["hidden"].shape[0], self.height)
+        ]
+
+    def columns(self, some: dict[str, mx.array], start: int) -> tuple[mx.array, list[mx.array]]:
+        """A chunk of the weight as it is multiplied, and what kernels take after the targets."""
+        classes = some["weight"].shape[0]
+        stop = min(start + self.width, classes)
+        inputs = [some["ignore"], scalar(start), scalar(classes)]
         inputs += [some[n][start:stop] for n in ("bias", "class_weights") if n in some]
         inputs += [some["softcap"]] if "softcap" in some else []
-        return hidden, rows, hidden @ rows.T, inputs
+        return some["weight"][start:stop].astype(self.dtype), inputs
 
     def forward(self, *inputs: mx.array) -> tuple[mx.array, mx.array]:
         """Loss and log-sum-exp of every row."""
         some = self.split(inputs)
+        rows, classes = some["hidden"].shape[0], some["weight"].shape[0]
+        lowest = mx.full((rows,), mx.finfo(mx.float32).min, dtype=mx.float32)
+        zeros = mx.zeros((rows,), dtype=mx.float32)
         some["hidden"] = some["hidden"].astype(self.dtype)
-        rows = (some["hidden"].shape[0],)
-        lowest = mx.full(rows, mx.finfo(mx.float32).min, dtype=mx.float32)
-        zeros = mx.zeros(rows, dtype=mx.float32)
-        carried = [lowest, *[zeros] * (len(self.chunk.carried) - 1)]
+        blocks = self.parts(some, lowest, *[zeros] * (len(self.chunk.carried) - 1))
         kernel = accumulate(self.chunk)
-        for start in range(0, some["weight"].shape[0], self.width):
-            _, _, logits, more = self.logits(some, start, carried[:1] if start else ())
-            carried = list(kernel(logits, *more, *carried))
+        done: list[mx.array] = []
+        for start in range(0, classes, self.width):
+            weight, more = self.columns(some, start)
+            for block in blocks:
+                hidden = mx.depends(block[:1], done)[0] if done else block[0]
+                block[2:] = kernel(hidden @ weight.T, block[1], *more, *block[2:])
+                done = [block[2]]
+        carried = [mx.concatenate(list(parts)) for parts in list(zip(*blocks, strict=True))[2:]]
+        if not carried:
+            carried = [lowest, *[zeros] * (len(self.chunk.carried) - 1)]
         further = [some[x.name] for x in self.chunk.numbers]
-        classes = scalar(some["weight"].shape[0])
-        return finish(self.chunk)(some["targets"], some["ignore"], classes, *carried, *further)  # type: ignore[no-any-return]
+        return finish(self.chunk)(  # type: ignore[no-any-return]
+            some["targets"], some["ignore"], scalar(classes), *carried, *further
+        )
 
     def backward(
         self, primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Sequence[int]
     ) -> list[mx.array | None]:
-        """The gradients that are wanted, in step, so that a chunk is done with when the next one
+        """The gradients that are wanted, in step, so that a block is done with when the next one
         begins."""
         some = self.split(primals)
-        hidden, weight = some["hidden"], some["weight"]
+        hidden, weight, bias = some["hidden"], some["weight"], some.get("bias")
         some["hidden"] = hidden.astype(self.dtype)
-        further = [some[x.name] for x in self.chunk.numbers]
         kernel = gradient(self.chunk)
         wants_hidden, wants_weight, wants_bias = self.wanted
-        dhidden = dweight = dbias = None
-        if wants_weight:
-            dweight = mx.zeros(weight.shape, dtype=weight.dtype)
-        if wants_bias:
-            dbias = mx.zeros(some["bias"].shape, dtype=some["bias"].dtype)
-        after: list[mx.array] = []
+        per_row = [some["row_weight"]] if "row_weight" in some else []
+        further = [some[x.name] for x in self.chunk.numbers[len(per_row) :]]
+        blocks = self.parts(some, *per_row, outputs[1], *cotangents)
+        split = 2 + len(per_row)
+        dhidden: list[mx.array | None] = [None] * len(blocks)
+        dweight = mx.zeros(weight.shape, dtype=weight.dtype) if wants_weight else None
+        dbias = None if bias is None or not wants_bias else mx.zeros(bias.shape, dtype=bias.dtype)
+        done: list[mx.array] = []
         for start in range(0, weight.shape[0], self.width):
-            h, rows, logits, more = self.logits(some, start, after)
-            dlogits = kernel(logits, *more, *further, outputs[1], *cotangents)
-            stop, after = start + rows.shape[0], []
-            if wants_hidden:
+            rows, more = self.columns(some, start)
+            here = slice(start, start + rows.shape[0])
+            of_weight = of_bias = None
+            for i, block in enumerate(blocks):
+                h = mx.depends(block[:1], done)[0] if done else block[0]
+                dlogits = kernel(
+                    h @ rows.T, block[1], *more, *block[2:split], *further, *block[split:]
+                )
+                done = []
                 # Not addmm: a sum over all classes in one accumulator loses more digits.
-                part = (dlogits @ rows).astype(mx.float32)
-                dhidden = part if dhidden is None else dhidden + part
-                after.append(dhidden)
-            if dweight is not None:
-                part = (dlogits.T @ h).astype(weight.dtype)
-                dweight[start:stop] = part
-                after.append(part)
-            if dbias is not None:
-                ones = mx.ones((1, dlogits.shape[0]), dtype=self.dtype)
-                part = (ones @ dlogits)[0].astype(dbias.dtype)
-                dbias[start:stop] = part
-                after.append(part)
+                if wants_hidden:
+                    dhidden[i] = _plus(dhidden[i], dlogits @ rows)
+                    done.append(dhidden[i])  # type: ignore[arg-type]
+                if wants_weight:
+                    of_weight = _plus(of_weight, dlogits.T @ h)
+                    done.append(of_weight)
+                if dbias is not None:
+                    ones = mx.ones((1, dlogits.shape[0]), dtype=self.dtype)
+                    of_bias = _plus(of_bias, ones @ dlogits)
+                    done.append(of_bias)
+            if dweight is not None and of_weight is not None:
+                dweight[here] = of_weight.astype(weight.dtype)
+            if dbias is not None and of_bias is not None:
+                dbias[here] = of_bias[0].astype(dbias.dtype)
         found: list[mx.array | None] = [None] * len(primals)
-        found[0] = None if dhidden is None else dhidden.astype(hidden.dtype)
+        if wants_hidden and blocks and weight.shape[0] > 0:
+            found[0] = mx.concatenate([x.astype(hidden.dtype) for x in dhidden if x is not None])
         found[1] = dweight
-        if self.chunk.biased:
+        if bias is not None:
             found[4] = dbias
         return found
 
@@ -196,32 +231,32 @@ class _Plan:
             return self.forward(*inputs)
         if tracing == cpu.DYNAMIC:
             return self.reference(*inputs)
-        function = mx.custom_function(self.forward)
+        function: Any = mx.custom_function(self.forward)
+        function.vjp(self._vjp)
+        function.jvp(self._jvp)
+        function.vmap(self._vmap)
+        outputs: Sequence[mx.array] = function(*inputs)
+        return outputs
 
-        @function.vjp
-        def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
-            wanted = range(len(primals))
-            found = self.backward(tuple(primals), tuple(cotangents), tuple(outputs), wanted)
-            return tuple(complete("linear_cross_entropy", found, tuple(primals), wanted))
+    def _vjp(self, primals: Any, cotangents: Any, outputs: Any) -> tuple[mx.array, ...]:
+        wanted = range(len(primals))
+        found = self.backward(tuple(primals), tuple(cotangents), tuple(outputs), wanted)
+        return tuple(complete("linear_cross_entropy", found, tuple(primals), wanted))
 
-        @function.jvp
-        def _(primals: Any, tangents: Any) -> Any:
-            some = [i for i, t in enumerate(tangents) if t is not None]
+    def _jvp(self, primals: Any, tangents: Any) -> Any:
+        some = [i for i, t in enumerate(tangents) if t is not None]
 
-            def of(*moved: mx.array) -> list[mx.array]:
-                full = list(primals)
-                for i, x in zip(some, moved, strict=True):
-                    full[i] = x
-                return self.reference(*full)
+        def of(*moved: mx.array) -> list[mx.array]:
+            full = list(primals)
+            for i, x in zip(some, moved, strict=True):
+                full[i] = x
+            return self.reference(*full)
 
-            return mx.jvp(of, [primals[i] for i in some], [tangents[i] for i in some])[1]
+        return mx.jvp(of, [primals[i] for i in some], [tangents[i] for i in some])[1]
 
-        @function.vmap
-        def _(arrays: Any, axes: Any) -> Any:
-            outputs = mx.vmap(self.reference, in_axes=tuple(axes))(*arrays)
-            return outputs, [0] * len(outputs)
-
-        return function(*inputs)  # type: ignore[no-any-return]
+    def _vmap(self, arrays: Any, axes: Any) -> Any:
+        outputs = mx.vmap(self.reference, in_axes=tuple(axes))(*arrays)
+        return outputs, [0] * len(outputs)
 
 
 # ---- op -----------------------------------------------------------------------------------------
@@ -262,8 +297,7 @@ def linear_cross_entropy(
         bias: (V,), or None for none.
         class_weights, ignore_index, label_smoothing, z_loss, softcap, reduction, return_lse: as in
             `cross_entropy`.
-        chunk: classes per chunk; more are faster and take more memory. Default: a 64th of them, and
-            at least 64. A new number compiles nothing on the CPU beyond its own shape.
+        chunk: classes per block, of which rows are taken as fit. Default: 512, more for few rows.
 
     Returns:
         The loss in the promoted dtype of hidden, weight and bias, reduced in float32; with
@@ -278,9 +312,7 @@ def linear_cross_entropy(
     ignore = ignored_index(op, ignore_index)
     check(op, _ARGUMENTS, (hidden, weight, targets, bias, class_weights))
     classes = weight.shape[0]
-    if chunk is None:
-        chunk = max(_NARROWEST, -(-classes // _CHUNKS))
-    elif not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1:
+    if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
         raise ValueError(f"[{op}] 'chunk' must be a positive int but got {chunk!r}.")
     dtype = mx.result_type(hidden.dtype, weight.dtype)
     dtype = dtype if bias is None else mx.result_type(dtype, bias.dtype)
@@ -307,7 +339,8 @@ def linear_cross_entropy(
     chunk_terms = ChunkTerms(Terms(weighted=class_weights is not None, **on), bias is not None)
     products = mx.float32 if launch.settings().target == "cpu" else dtype
     traced = [x is not None and cpu.maybe_tracing((x,)) != 0 for x in (hidden, weight, bias)]
-    plan = _Plan(chunk_terms, chunk, products, (traced[0], traced[1], traced[2]))
+    height, width = _block(rows[0].shape[0] if rows[0].ndim == 2 else 1, classes, chunk)
+    plan = _Plan(chunk_terms, height, width, products, (traced[0], traced[1], traced[2]))
     loss, lse = plan(*inputs)
     counts = None
     if reduction == "mean":
@@ -348,7 +381,7 @@ register(
             Case((3,), {"D": 4, "V": 1}, "one class: the loss is 0"),
             Case((2, 3), {"D": 8, "V": 7}, "two leading axes"),
             Case((7,), {"D": 5, "V": 70}, "a narrow last chunk", {"chunk": 32}),
-            Case((9,), {"D": 33, "V": 515}, "several chunks"),
+            Case((9,), {"D": 33, "V": 515}, "several chunks", {"chunk": 64}),
             Case((130,), {"D": 16, "V": 10}, "more rows than a group holds"),
             Case((), {"D": 6, "V": 40}, "no leading axis"),
             Case(
@@ -366,7 +399,7 @@ register(
             ),
             Case((11,), {"D": 3, "V": 6}, "no bias", {"reduction": "none"}, optional=False),
         ),
-        long_cases=(Case((3,), {"D": 8, "V": 5001}, "chunks wider than the narrowest"),),
+        long_cases=(Case((3,), {"D": 8, "V": 5001}, "many chunks", {"chunk": 100}),),
         benchmarks=(Case((4096,), {"D": 512, "V": 32768}, optional=False),),
         samples={
             "weight": lambda rng, shape, sizes: rng.standard_normal(shape) * sizes["D"] ** -0.5,
