@@ -39,14 +39,15 @@ def problem(seed, rows, classes, dtype=mx.float32):
     return logits, targets, weights
 
 
-def oracle(logits, targets, weights, options):
-    """Outputs in float64, and the gradients for cotangents of the outputs."""
+def oracle(logits, targets, weights, options, kind):
+    """Outputs in NumPy's `kind`, and the gradients for cotangents of the outputs."""
     from autograd import make_vjp
     from autograd.builtins import tuple as traced_tuple
 
     hard = not mx.issubdtype(targets.dtype, mx.floating)
-    x, t = to_numpy(logits), to_numpy(targets)
-    w = None if weights is None else to_numpy(weights)
+    x, t = to_numpy(logits).astype(kind), to_numpy(targets)
+    t = t if hard else t.astype(kind)
+    w = None if weights is None else to_numpy(weights).astype(kind)
 
     def of(some):
         target = t if hard else some[1]
@@ -58,7 +59,8 @@ def oracle(logits, targets, weights, options):
 
 
 def check(logits, targets, weights, options):
-    outputs, vjp = oracle(logits, targets, weights, options)
+    outputs, vjp = oracle(logits, targets, weights, options, np.float64)
+    bases, base_vjp = oracle(logits, targets, weights, options, np.float32)
     which = [logits] if not mx.issubdtype(targets.dtype, mx.floating) else [logits, targets]
 
     def of(*some):
@@ -69,14 +71,14 @@ def check(logits, targets, weights, options):
     rng = np.random.default_rng(1)
     cotangents = [mx.array(rng.standard_normal(o.shape)).astype(o.dtype) for o in got]
     gradients = mx.vjp(of, which, cotangents)[1]
-    for a, b in zip(got, outputs, strict=True):
-        assert_matches(a, b, rounding=16)
-    for a, b in zip(gradients, vjp(tuple(to_numpy(c) for c in cotangents)), strict=True):
-        assert_matches(a, b, rounding=16)
+    for a, b, base in zip(got, outputs, bases, strict=True):
+        assert_matches(a, b, base)
+    given64 = tuple(to_numpy(c) for c in cotangents)
+    given32 = tuple(c.astype(np.asarray(b).dtype) for c, b in zip(given64, bases, strict=True))
+    for a, b, base in zip(gradients, vjp(given64), base_vjp(given32), strict=True):
+        assert_matches(a, b, base)
 
 
-# rounding=16 above: without the float32 run of the reference as a base, and for losses that are a
-# difference of larger numbers.
 @settings(max_examples=60, deadline=None)
 @given(OPTIONS, st.booleans(), st.integers(0, 99), st.sampled_from([(4, 3), (7, 70), (3, 515)]))
 def test_any_options_together_match_float64(options, weighted, seed, shape):
@@ -246,6 +248,16 @@ def test_extreme_logits(dtype):
     gradient = mx.grad(lambda x: cross_entropy(x, targets[:2], reduction="sum"))(logits[:2])
     assert np.isfinite(np.array(gradient.astype(mx.float32))).all()
     assert gradient[1, 0].item() == 0
+
+
+@pytest.mark.parametrize("offset", [1e4, -3e4])
+def test_a_loss_keeps_its_digits_far_from_0(offset):
+    logits, targets, _ = problem(10, 5, 40)
+    logits = mx.round(64 * logits) / 64
+    for options in ({}, {"label_smoothing": 0.3}):
+        near = cross_entropy(logits, targets, reduction="none", **options)
+        far = cross_entropy(logits + offset, targets, reduction="none", **options)
+        np.testing.assert_allclose(np.array(far), np.array(near), rtol=1e-6)
 
 
 def test_a_new_number_compiles_nothing():

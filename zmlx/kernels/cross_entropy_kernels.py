@@ -31,10 +31,19 @@ LOGITS = Argument("logits", "(*, V)")
 TARGETS = Argument("targets", "(*)", INDICES, differentiable=False, values="0 … V-1, or ignored")
 PROBABILITIES = Argument("targets", "(*, V)", FLOATING)
 
-#: The log-sum-exp from one walk over a row.
+#: The log-sum-exp from one walk over a row. The loss takes its parts: largest - z is exact where it
+#: matters, lse - z is not.
 LSE_PASS = Pass(
-    (Reduce("total", "sum_exp", "z", peak="largest"),), (Let("lse", "largest + log(total)"),)
+    (Reduce("total", "sum_exp", "z", peak="largest"),),
+    (Let("log_total", "log(total)"), Let("lse", "largest + log_total")),
 )
+AWAY = "((largest - {z}) + log_total)"
+
+
+def cap_slope(x: str) -> tuple[Let, ...]:
+    """`bend`, dz/dx of a capped logit: 1 - tanh² without its cancellation where tanh is near 1."""
+    decay = Let("decay", f"exp(-2.0f * abs({x}) / softcap)")
+    return decay, Let("bend", "4.0f * decay / ((1.0f + decay) * (1.0f + decay))")
 
 
 @dataclass(frozen=True)
@@ -77,7 +86,7 @@ class Terms:
         """The capped logit, and what of the target falls to an element."""
         lets: list[Let] = []
         if self.capped:
-            lets += [Let("bent", "tanh(x / softcap)"), Let("z", "softcap * bent")]
+            lets += [Let("z", "softcap * tanh(x / softcap)"), *cap_slope("x")]
         if self.soft:
             lets.append(Let("share", self.share("q")))
         return tuple(lets)
@@ -154,7 +163,7 @@ def _forward_pattern(terms: Terms, keeps: bool) -> Rowwise:
     if terms.soft:
         sums = (
             Reduce("mass", "sum", "share"),
-            Reduce("cross", "sum", "share * (lse - z)"),
+            Reduce("cross", "sum", f"share * {AWAY.format(z='z')}"),
         )
         z_loss = " + z_scale * lse * lse" if terms.z_loss else ""
         loss = Output("loss", "cross" + z_loss, "per_row")
@@ -163,11 +172,12 @@ def _forward_pattern(terms: Terms, keeps: bool) -> Rowwise:
         return Rowwise(inputs, (loss, *outputs), (*terms.passes, Pass(sums)), lets=terms.lets)
     inputs += (Operand("picked", "at", array="logits", index="index"),)
     score = "softcap * tanh(picked / softcap)" if terms.capped else "picked"
-    value = f"{terms.hit} * (lse - {score})" if terms.hit != "1.0f" else f"lse - {score}"
+    away = AWAY.format(z=score)
+    value = f"{terms.hit} * {away}" if terms.hit != "1.0f" else away
     passes = [*terms.passes]
     if terms.smoothed:
         weight = "class_weight * " if terms.weighted else ""
-        passes.append(Pass((Reduce("rest", "sum", f"{weight}(lse - z)"),)))
+        passes.append(Pass((Reduce("rest", "sum", weight + AWAY.format(z="z")),)))
         value += " + smoothing / D * rest"
     if terms.z_loss:
         value += " + z_scale * lse * lse"
@@ -191,7 +201,7 @@ def gradient_of_logit(terms: Terms, *, spread: str, key: str) -> str:
         text += f" - ({key} == index ? hit : 0.0f)"
         if terms.smoothed:
             text += f" - g * ({spread})"
-    return f"({text}) * (1.0f - bent * bent)" if terms.capped else text
+    return f"({text}) * bend" if terms.capped else text
 
 
 def slope_of_row(terms: Terms, classes: str) -> tuple[Let, ...]:

@@ -19,7 +19,14 @@ import mlx.core as mx
 from .. import msl
 from ..codegen import Check, Elementwise, Let, Operand, Output, Pass, Reduce, Rowwise
 from ..pattern import PatternKernel
-from .cross_entropy_kernels import TARGETS, Terms, counted, gradient_of_logit, slope_of_row
+from .cross_entropy_kernels import (
+    TARGETS,
+    Terms,
+    cap_slope,
+    counted,
+    gradient_of_logit,
+    slope_of_row,
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ class ChunkTerms:
         key = Let("key", "j", "int")
         if not self.terms.capped:
             return key, Let("z", raw)
-        return key, Let("bent", f"tanh(({raw}) / softcap)"), Let("z", "softcap * bent")
+        return key, Let("z", f"softcap * tanh(({raw}) / softcap)"), *cap_slope(raw)
 
     @property
     def carried(self) -> tuple[str, ...]:
@@ -127,7 +134,8 @@ def accumulate(chunk: ChunkTerms) -> PatternKernel:
 def finish(chunk: ChunkTerms) -> PatternKernel:
     """Loss and log-sum-exp of every row, from what is carried."""
     terms = chunk.terms
-    value = f"{terms.hit} * (lse - score)" if terms.hit != "1.0f" else "lse - score"
+    away = "((peak - score) + log_total)"
+    value = f"{terms.hit} * {away}" if terms.hit != "1.0f" else away
     if terms.smoothed:
         total = "weight_sum" if terms.weighted else "classes"
         value += f" + smoothing / classes * ({total} * lse - rest)"
@@ -146,7 +154,7 @@ def finish(chunk: ChunkTerms) -> PatternKernel:
         Elementwise(
             tuple(operands),
             (Output("loss", counted(value), "full"), Output("kept_lse", "lse", "full")),
-            (*_VALID, Let("lse", "peak + log(total)")),
+            (*_VALID, Let("log_total", "log(total)"), Let("lse", "peak + log_total")),
         ),
         (mx.float32, mx.float32),
     )
