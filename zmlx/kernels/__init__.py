@@ -8,7 +8,7 @@ softmax       softmax log_softmax logsumexp masked_softmax sparsemax
 norms         rms_norm layer_norm l2_norm group_norm add_rms_norm add_layer_norm
               rms_norm_dropout layer_norm_dropout dropout_add_rms_norm dropout_add_layer_norm
 dropout       dropout
-losses        cross_entropy
+losses        cross_entropy linear_cross_entropy kl_div js_div
 reductions    sum mean max min var std argmax argmin topk
 scans         cumsum cumprod
 rope          rope rope_append qk_norm_rope
@@ -42,6 +42,8 @@ from .activations import (
     tanh,
 )
 from .arg_reductions import argmax, argmin
+from .cross_entropy import cross_entropy
+from .divergences import js_div, kl_div
 from .dropout import dropout
 from .glu import (
     geglu,
@@ -58,7 +60,7 @@ from .glu import (
     swiglu_packed,
 )
 from .group_norm import group_norm
-from .losses import cross_entropy
+from .linear_cross_entropy import linear_cross_entropy
 from .masked_softmax import masked_softmax
 from .norms import add_layer_norm, add_rms_norm, l2_norm, layer_norm, rms_norm
 from .norms_dropout import (
@@ -103,10 +105,13 @@ __all__ = [
     "hardsigmoid",
     "hardswish",
     "hardtanh",
+    "js_div",
+    "kl_div",
     "l2_norm",
     "layer_norm",
     "layer_norm_dropout",
     "leaky_relu",
+    "linear_cross_entropy",
     "log",
     "log_sigmoid",
     "log_softmax",
