@@ -250,8 +250,8 @@ def scan_parts(shape: tuple[int, ...], columns: bool) -> tuple[int, int]:
 
 def fold_rows(chosen: Settings, items: int, d: int) -> Geometry:
     """TPR·RPG threads for RPG of `items` rows, or parts of rows, of d elements."""
-    if _is_cpu(chosen):
-        c = _pick(chosen, TPR=1, RPG=1, U=min(_FOLD_ACCUMULATORS, _power_of_two((d + 2) // 2)))
+    if is_cpu(chosen):
+        c = pick(chosen, TPR=1, RPG=1, U=min(_FOLD_ACCUMULATORS, _power_of_two((d + 2) // 2)))
         x, y = _groups(items)
         threads = c["TPR"] * c["RPG"]
         return Geometry(tuple(c.items()), (x * threads, y, 1), (threads, 1, 1))
@@ -260,8 +260,8 @@ def fold_rows(chosen: Settings, items: int, d: int) -> Geometry:
 
 def scan_rows(chosen: Settings, items: int, d: int) -> Geometry:
     """As `fold_rows`; on the CPU a block of elements that fills a wide register."""
-    if _is_cpu(chosen):
-        c = _pick(chosen, TPR=1, RPG=1, U=_SCAN_BLOCK)
+    if is_cpu(chosen):
+        c = pick(chosen, TPR=1, RPG=1, U=_SCAN_BLOCK)
         x, y = _groups(-(-items // c["RPG"]))
         threads = c["TPR"] * c["RPG"]
         return Geometry(tuple(c.items()), (x * threads, y, 1), (threads, 1, 1))
@@ -270,10 +270,10 @@ def scan_rows(chosen: Settings, items: int, d: int) -> Geometry:
 
 def fold_columns(chosen: Settings, items: int, d: int, *, scans: bool = False) -> Geometry:
     """G threads per group, each for N of d columns of one of `items` parts."""
-    n = min(_SCAN_COLUMNS if scans else _FOLD_COLUMNS, _power_of_two(d)) if _is_cpu(chosen) else 1
-    c = _pick(chosen, N=n)
+    n = min(_SCAN_COLUMNS if scans else _FOLD_COLUMNS, _power_of_two(d)) if is_cpu(chosen) else 1
+    c = pick(chosen, N=n)
     threads = -(-d // c["N"])
-    g = 1 if _is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
+    g = 1 if is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
     x, y = _groups(items * -(-threads // g))
     return Geometry((("N", c["N"]), ("G", g)), (x * g, y, 1), (g, 1, 1))
 
@@ -281,6 +281,6 @@ def fold_columns(chosen: Settings, items: int, d: int, *, scans: bool = False) -
 def topk(chosen: Settings, k: int) -> tuple[int, int, int]:
     """(elements per tile, results per thread of a merge, threads per group) of a top-k. Keeping
     many in order pays only in short tiles, which take few moves."""
-    if _is_cpu(chosen):
+    if is_cpu(chosen):
         return (16384 if k <= 64 else 64), 4096, 1
     return 64, 8, _GPU_GROUP
