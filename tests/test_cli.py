@@ -10,6 +10,7 @@ import pytest
 
 from zmlx import registry, testing
 from zmlx.__main__ import COMMANDS, main
+from zmlx.language import SECTIONS, Row
 
 OPS = [op.name for op in registry.ops()]
 ONE_PER_FAMILY = {op.family: op.name for op in registry.ops()}.values()
@@ -141,3 +142,22 @@ def test_check_without_its_oracle_names_the_remedy(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "autograd.scipy.special", None)
     assert main(["check", "silu"]) == 2
     assert "pip install 'autograd[scipy]'" in capsys.readouterr().err
+
+
+def test_language_runs_the_table_and_counts(capsys):
+    assert main(["language", "literals", "geometric", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["sections"]) == {"Literals", "Geometric functions"}
+    assert set(found["sections"]["Literals"]) == set(SECTIONS["Literals"])
+    assert found["failed"] == 0
+
+
+def test_language_fails_with_the_row_that_is_wrong(monkeypatch, capsys):
+    monkeypatch.setitem(SECTIONS, "Literals", {"one": Row("r = 1;", 2)})
+    assert main(["language", "literals"]) == 1
+    assert "one: Arrays are not equal" in capsys.readouterr().out
+
+
+def test_language_of_an_unknown_section_is_wrong_usage(capsys):
+    assert main(["language", "nonsense"]) == 2
+    assert "Thread attributes" in capsys.readouterr().err
