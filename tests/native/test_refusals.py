@@ -178,9 +178,43 @@ def test_too_much_threadgroup_memory_names_the_sizes() -> None:
     message = refusal("threadgroup float a[9000];\na[0] = 1;", group=32)
     assert "line 1 of the source" in message
     assert "(36000 <= 32768)" in message
-    source = "threadgroup float a[5000]; threadgroup half b[7000]; a[0] = 1; b[0] = 1;"
+    for group in (1, 32):
+        message = refusal("threadgroup float a[5000];\n{ threadgroup half b[7000]; }", group=group)
+        assert "line 2 of the source" in message
+        assert "(34000 <= 32768)" in message
+
+
+def test_threadgroup_memory_in_scopes_that_end_adds_up() -> None:
+    """As on Metal's GPUs, which place no two variables at one address."""
+    source = "{ threadgroup float a[5000]; a[0] = 1; }\n{ threadgroup half b[7000]; b[0] = 1; }"
     message = failure(source, 32)
     assert "threadgroup variables take 34000 bytes, more than the 32768 that Metal has" in message
+
+
+@pytest.mark.parametrize("group", [1, 8, 32])
+def test_integers_divided_by_zero_do_not_end_the_process(group: int) -> None:
+    """A GPU goes on with some value too."""
+    source = """
+        uint i = thread_position_in_grid.x;
+        int zero = int(x[i]) - 1;
+        ulong wide = ulong(zero);
+        device int* o = out + i * 8;
+        o[0] = 5 / zero; o[1] = 5 % zero; o[2] = int(5ul / wide); o[3] = int(5ul % wide);
+        o[4] = char(5) / char(zero); o[5] = ushort(5) % ushort(zero); o[6] = INT_MIN / (zero - 1);
+        o[7] = simd_max(6 / (zero + 2)) + 5 / (int(x[i]) * 0);
+    """
+    ones = {"x": mx.ones((4096,))}
+    result = run(source, ones, ((4096, 8), mx.int32), 4096, group)
+    assert (result == [0, 0, 0, 0, 0, 0, 0, 3]).all()
+
+
+def test_an_open_comment_in_the_header_is_named() -> None:
+    assert "the header opens a comment that it does not close" in refusal("out[0] = 1;", "/* on")
+
+
+def test_a_brace_that_is_not_closed_is_of_the_source() -> None:
+    message = refusal("if (x[0] > 1) {\n  out[0] = 1;\n")
+    assert "a '{' is not closed before the end of the source" in message
 
 
 def test_a_thread_with_too_many_variables_is_an_error_not_a_crash() -> None:

@@ -141,4 +141,10 @@ REFUSALS = {
         line=2,
         header=True,
     ),
+    "statements without their brackets": Refusal(
+        "for int k = 0; k < 3; ++k {}", "no '(' follows `for`"
+    ),
+    "do without while": Refusal("do out[0] = 1;", "this `do` has no `while`"),
+    "brackets that are not closed": Refusal("if (x[0] > 1 { out[1] = 2; }", "'(' is not closed"),
+    "brackets that close nothing": Refusal("out[1] = (x[0] + 1));", "')' closes nothing"),
 }
