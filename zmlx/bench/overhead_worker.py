@@ -109,7 +109,7 @@ def install() -> dict[str, float]:
         "name": "scaled", "input_names": ["x", "scale"], "output_names": ["y"], "source": source
     }  # fmt: skip
     with interop.install():
-        ours = mx.fast.metal_kernel(**names)
+        ours: Any = mx.fast.metal_kernel(**names)
     x, scale = mx.ones((64,)), mx.array(2.0)
     given: dict[str, Any] = {
         "inputs": [x, scale], "template": [("T", mx.float32)], "grid": (64, 1, 1),
