@@ -199,7 +199,10 @@ def test_a_damaged_entry_is_compiled_again(empty_cache):
         ("threadgroup float a[5000], b[5000]; a[0] = b[0] = x[0]; y[0] = a[1] + b[1];", "",
          "at most 32768 bytes"),
         ("threadgroup float a[5000]; threadgroup float b[5000]; a[0] = b[0] = x[0];"
-         "y[0] = a[1] + b[1];", "", "threadgroup variables hold at most 32768 bytes but got 40000"),
+         "y[0] = a[1] + b[1];", "", "line 1 of the source"),
+        ("{ threadgroup float a[5000]; a[0] = x[0]; y[0] = a[1]; }"
+         "{ threadgroup float b[5000]; b[0] = x[0]; y[1] = b[1]; }", "",
+         "threadgroup variables hold at most 32768 bytes but got 40000"),
     ],
 )  # fmt: skip
 def test_errors_show_the_users_own_line(source, header, message):
