@@ -10,6 +10,7 @@ import pytest
 from metal_source import (
     BREADTH_FIRST,
     DEPTH_FIRST,
+    SAYS_VALUES,
     SCHEDULES,
     Metal,
     checking,
@@ -48,7 +49,7 @@ MISTAKES = {
     "bfloat b = bfloat(1.0); b = b * 2.0f;": ("", 1, "source", "bfloat b", "bfloat"),
     "float v = 1; v.xy = 2;": ("", 1, "source", "float v = 1; v.xy = 2;", "xy"),
     'static_assert(sizeof(float) == 8, "floats are short");': (
-        "", 1, "source", "static_assert", "floats are short (4 == 8)",
+        "", 1, "source", "static_assert", "floats are short" + " (4 == 8)" * SAYS_VALUES,
     ),
     "#define TWICE(a) (a + a)\nout[0] = 1;\nout[1] = TWICE(missing);": (
         "", 3, "source", "out[1] = TWICE(missing);", "missing",
@@ -177,11 +178,12 @@ def test_checking_shows_threadgroup_memory_that_nobody_wrote() -> None:
 def test_too_much_threadgroup_memory_names_the_sizes() -> None:
     message = refusal("threadgroup float a[9000];\na[0] = 1;", group=32)
     assert "line 1 of the source" in message
-    assert "(36000 <= 32768)" in message
+    assert "at most 32768 bytes" in message
+    assert "(36000 <= 32768)" in message or not SAYS_VALUES
     for group in (1, 32):
         message = refusal("threadgroup float a[5000];\n{ threadgroup half b[7000]; }", group=group)
         assert "line 2 of the source" in message
-        assert "(34000 <= 32768)" in message
+        assert "(34000 <= 32768)" in message or not SAYS_VALUES
 
 
 def test_threadgroup_memory_in_scopes_that_end_adds_up() -> None:

@@ -101,10 +101,10 @@ def _recorded() -> Iterator[list[Launch]]:
     launches: list[Launch] = []
     prepare = metal.prepare
 
-    def record(spec: KernelSpec, target: str | None, *configuration: Any) -> Any:
+    def record(spec: KernelSpec, target: str | None, *configuration: Any, **more: Any) -> Any:
         arrays, *middle, _, constants = configuration
         launches.append(Launch(spec, (*arrays, *constants), *middle))
-        return prepare(spec, target, *configuration)
+        return prepare(spec, target, *configuration, **more)
 
     metal.prepare = record  # type: ignore[assignment]
     try:
