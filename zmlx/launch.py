@@ -10,11 +10,12 @@ geometry on the CPU with `with geometry("gpu"):`, and single constants with
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 import mlx.core as mx
 
@@ -29,6 +30,9 @@ _CPU_ELEMENTS = 2048
 _CPU_ACCUMULATORS = 32
 _CPU_COLUMNS = 4096
 _COLUMN_CHUNKS = 64
+_CPU_PACKED = 8192
+_CPU_PACKED_STEP = 64
+_PACKED_BLOCK = 16384
 
 
 class Settings:
@@ -127,11 +131,13 @@ def _power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-def _is_cpu(chosen: Settings) -> bool:
+def is_cpu(chosen: Settings) -> bool:
+    """Whether the geometry is that of a CPU: one thread per group."""
     return (chosen.geometry or chosen.target) == "cpu"
 
 
-def _pick(chosen: Settings, **defaults: int) -> dict[str, int]:
+def pick(chosen: Settings, **defaults: int) -> dict[str, int]:
+    """Template constants: the defaults, or what `geometry` fixes."""
     for name, value in chosen.constants:
         if name in defaults:
             defaults[name] = value
@@ -140,13 +146,13 @@ def _pick(chosen: Settings, **defaults: int) -> dict[str, int]:
 
 def elementwise(chosen: Settings, size: int, *, least: int = 1) -> Geometry:
     """One thread per N elements, a multiple of `least`."""
-    n = _CPU_ELEMENTS if _is_cpu(chosen) else _GPU_VECTOR
+    n = _CPU_ELEMENTS if is_cpu(chosen) else _GPU_VECTOR
     while -(-size // n) >= 2**31:
         n *= 2
-    c = _pick(chosen, N=n)
+    c = pick(chosen, N=n)
     c["N"] = -(-c["N"] // least) * least
     threads = -(-size // c["N"])
-    group = 1 if _is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
+    group = 1 if is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
     return Geometry((("N", c["N"]),), (threads, 1, 1), (group, 1, 1))
 
 
@@ -158,18 +164,18 @@ def _groups(count: int) -> tuple[int, int]:
 
 def rowwise(chosen: Settings, rows: int, d: int, *, capped: bool, least: int = 1) -> Geometry:
     """TPR·RPG threads for RPG rows of d elements; U is at least `least`."""
-    if _is_cpu(chosen):
+    if is_cpu(chosen):
         # With random numbers, 16 counters of four, which fill two of the widest registers.
         most = _CPU_ACCUMULATORS if least == 1 else 2 * _CPU_ACCUMULATORS
         u = min(most, _power_of_two((d + 2) // 2))
-        c = _pick(chosen, TPR=1, RPG=1, U=u)
+        c = pick(chosen, TPR=1, RPG=1, U=u)
     else:
         tpr = min(_power_of_two(-(-d // _GPU_VECTOR)), 32)
         if d > 32 * _GPU_VECTOR:
             tpr = min(1024, -(-d // (32 * _GPU_VECTOR)) * 32)
             if not capped:
                 tpr = min(tpr, _GPU_GROUP)
-        c = _pick(chosen, TPR=tpr, RPG=max(1, _GPU_GROUP // 2 // tpr) if tpr <= 32 else 1, U=4)
+        c = pick(chosen, TPR=tpr, RPG=max(1, _GPU_GROUP // 2 // tpr) if tpr <= 32 else 1, U=4)
         if c["TPR"] > 32 or c["TPR"] & (c["TPR"] - 1):
             c["RPG"] = 1
     c["U"] = max(c["U"], least)
@@ -198,8 +204,32 @@ def rowwise_chunks(chosen: Settings, chunks: int, d: int, *, least: int = 1) -> 
 
 def columnwise(chosen: Settings, chunks: int, d: int) -> Geometry:
     """One thread per N columns and chunk of rows."""
-    n = min(_CPU_COLUMNS, _power_of_two(d)) if _is_cpu(chosen) else 1
-    c = _pick(chosen, N=n)
+    n = min(_CPU_COLUMNS, _power_of_two(d)) if is_cpu(chosen) else 1
+    c = pick(chosen, N=n)
     threads = -(-d // c["N"])
-    group = 1 if _is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
+    group = 1 if is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
     return Geometry((("N", c["N"]),), (threads, chunks, 1), (group, 1, 1))
+
+
+def packed(chosen: Settings, sizes: Sequence[int]) -> tuple[Geometry, tuple[int, ...]]:
+    """One thread per N elements of an array, U at a time, and the first thread of each array."""
+    n, u = (_CPU_PACKED, _CPU_PACKED_STEP) if is_cpu(chosen) else (_GPU_VECTOR, _GPU_VECTOR)
+    while sum(-(-size // n) for size in sizes) >= 2**31:
+        n *= 2
+    c = pick(chosen, N=n, U=u)
+    starts = tuple(accumulate((-(-size // c["N"]) for size in sizes), initial=0))
+    group = 1 if is_cpu(chosen) else min(_GPU_GROUP, starts[-1])
+    return Geometry(tuple(c.items()), (starts[-1], 1, 1), (group, 1, 1)), starts[:-1]
+
+
+def packed_sums(chosen: Settings, sizes: Sequence[int]) -> tuple[Geometry, tuple[int, ...]]:
+    """One group per block of an array, and the first group of each array. Blocks are the same in
+    every geometry."""
+    block = _PACKED_BLOCK
+    while sum(-(-size // block) for size in sizes) * _GPU_GROUP >= 2**31:
+        block *= 2
+    tpr, u = (1, _CPU_PACKED_STEP) if is_cpu(chosen) else (_GPU_GROUP, _GPU_VECTOR)
+    c = pick(chosen, TPR=tpr, U=u, BLOCK=block)
+    starts = tuple(accumulate((-(-size // block) for size in sizes), initial=0))
+    threads = c["TPR"]
+    return Geometry(tuple(c.items()), (starts[-1] * threads, 1, 1), (threads, 1, 1)), starts[:-1]

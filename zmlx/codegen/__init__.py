@@ -31,6 +31,7 @@ from .named import (
     rowwise_parallel_reduction,
     rowwise_reduction,
 )
+from .packed import Packed, PackedSum
 from .parts import Check, Climb, Let, Operand, Output, Pass, Reduce
 from .pattern import Pattern
 from .reductions import REDUCTIONS, ROW_HEADER, Reduction
@@ -47,6 +48,8 @@ __all__ = [
     "Let",
     "Operand",
     "Output",
+    "Packed",
+    "PackedSum",
     "Pass",
     "Pattern",
     "Reduce",

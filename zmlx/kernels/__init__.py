@@ -9,6 +9,7 @@ norms         rms_norm layer_norm l2_norm group_norm add_rms_norm add_layer_norm
               rms_norm_dropout layer_norm_dropout dropout_add_rms_norm dropout_add_layer_norm
 dropout       dropout
 losses        cross_entropy
+optimizers    adamw lion sgd
 """
 
 from ..backend import require_mlx
@@ -63,10 +64,12 @@ from .norms_dropout import (
     layer_norm_dropout,
     rms_norm_dropout,
 )
+from .optimizer_steps import adamw, lion, sgd
 from .softmax import log_softmax, logsumexp, softmax
 from .sparsemax import sparsemax
 
 __all__ = [
+    "adamw",
     "add_layer_norm",
     "add_rms_norm",
     "celu",
@@ -93,6 +96,7 @@ __all__ = [
     "layer_norm",
     "layer_norm_dropout",
     "leaky_relu",
+    "lion",
     "log",
     "log_sigmoid",
     "log_softmax",
@@ -106,6 +110,7 @@ __all__ = [
     "rms_norm",
     "rms_norm_dropout",
     "selu",
+    "sgd",
     "sigmoid",
     "silu",
     "softmax",

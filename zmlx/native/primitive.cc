@@ -282,6 +282,13 @@ void KernelPrimitive::eval_cpu(const std::vector<mx::array>& inputs,
   auto task = std::make_shared<Task>();
   task->launch = launch_;
 
+  // Each output of several has its own list of inputs, and MLX clears them all after this call. An
+  // input that is held by none but those lists can be donated once one list is left.
+  if (!launch.donate.empty() && !outputs[0].is_tracer()) {
+    for (auto& output : outputs) {
+      if (&output.inputs() != &inputs) output.inputs().clear();
+    }
+  }
   // A non-contiguous input is never donated: it is copied first.
   for (auto [from, to] : launch.donate) {
     const mx::array& input = inputs[from];
