@@ -9,6 +9,7 @@ norms         rms_norm layer_norm l2_norm group_norm add_rms_norm add_layer_norm
               rms_norm_dropout layer_norm_dropout dropout_add_rms_norm dropout_add_layer_norm
 dropout       dropout
 losses        cross_entropy
+moe           topk_gating moe_sort moe_dispatch moe_combine expert_ffn
 optimizers    adamw lion sgd
 """
 
@@ -57,6 +58,7 @@ from .glu import (
 from .group_norm import group_norm
 from .losses import cross_entropy
 from .masked_softmax import masked_softmax
+from .moe_gating import topk_gating
 from .norms import add_layer_norm, add_rms_norm, l2_norm, layer_norm, rms_norm
 from .norms_dropout import (
     dropout_add_layer_norm,
@@ -122,4 +124,5 @@ __all__ = [
     "swiglu_clamped_packed",
     "swiglu_packed",
     "tanh",
+    "topk_gating",
 ]
