@@ -59,6 +59,8 @@ from .group_norm import group_norm
 from .losses import cross_entropy
 from .masked_softmax import masked_softmax
 from .moe_gating import topk_gating
+from .moe_rows import moe_combine, moe_dispatch
+from .moe_sort import moe_sort
 from .norms import add_layer_norm, add_rms_norm, l2_norm, layer_norm, rms_norm
 from .norms_dropout import (
     dropout_add_layer_norm,
@@ -105,6 +107,9 @@ __all__ = [
     "logsumexp",
     "masked_softmax",
     "mish",
+    "moe_combine",
+    "moe_dispatch",
+    "moe_sort",
     "reglu",
     "reglu_packed",
     "relu",
