@@ -236,9 +236,9 @@ if (SOFTMAX) {
     factor = nan > 0.0f ? NAN : factor;
 }
 if (live) {
-    for (int k = int(lane); k < K; k += LANES) {
-        weights[size_t(row) * K + k] = T(score[k] * factor);
-        indices[size_t(row) * K + k] = uint(chosen[k]);
+    for (int c = int(lane); c < K; c += LANES) {
+        weights[size_t(row) * K + c] = T(score[c] * factor);
+        indices[size_t(row) * K + c] = uint(chosen[c]);
     }
 }
 """

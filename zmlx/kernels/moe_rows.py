@@ -248,8 +248,8 @@ def _spread_weighted_reference(
 
 def _combine_plain(x: mx.array, *rest: mx.array) -> Arrays:
     weights, positions, order = rest
-    wide = [v.astype(mx.float32) for v in (x, weights)]
-    return (moe_combine_reference(*wide, positions, order).astype(x.dtype),)
+    wide, factors = x.astype(mx.float32), weights.astype(mx.float32)
+    return (moe_combine_reference(wide, factors, positions, order).astype(x.dtype),)
 
 
 def _sum_plain(x: mx.array, positions: mx.array, order: mx.array) -> Arrays:
@@ -275,7 +275,7 @@ _DISPATCH = BodyKernel(
     _spec("moe_dispatch", ("x", "positions", "order", "D", "K", "tokens"), "y", _SPREAD,
           WEIGHT="1.0f", COPY="valid"),
     _spread_plan,
-    lambda *inputs: (moe_dispatch_reference(*inputs),),
+    lambda x, positions, order: (moe_dispatch_reference(x, positions, order),),
     vjp=_dispatch_vjp,
     dynamic=shapeless("moe_dispatch"),
 )  # fmt: skip
