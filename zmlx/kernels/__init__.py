@@ -58,6 +58,7 @@ from .glu import (
 from .group_norm import group_norm
 from .losses import cross_entropy
 from .masked_softmax import masked_softmax
+from .moe_experts import expert_ffn
 from .moe_gating import topk_gating
 from .moe_rows import moe_combine, moe_dispatch
 from .moe_sort import moe_sort
@@ -83,6 +84,7 @@ __all__ = [
     "dropout_add_rms_norm",
     "elu",
     "exp",
+    "expert_ffn",
     "geglu",
     "geglu_packed",
     "geglu_tanh",
