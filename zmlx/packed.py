@@ -49,6 +49,9 @@ def _lifted(arrays: Sequence[mx.array]) -> list[mx.array]:
 class PackedKernel:
     """`each` over any number of sets of arrays.
 
+    `width` is the number of a set's inputs, `scalars` that of the numbers, `sets_per_launch` how
+    many sets a launch takes.
+
     Args:
         name: prefix of the kernels' names, and the op in errors.
         each: the pattern; its "full" inputs are the arrays of a set, its scalars the elements of
@@ -63,10 +66,10 @@ class PackedKernel:
         self.each = each
         self.header = header
         one = Packed(each, 1)
-        self._scalars = len(one.scalars)
+        self.scalars = len(one.scalars)
         self._like = tuple(one.arrays.index(x) for x in like)
-        self._width = len(one.arrays)
-        self.sets_per_launch = (MOST_BUFFERS - 2) // (self._width + len(self._like))
+        self.width = len(one.arrays)
+        self.sets_per_launch = (MOST_BUFFERS - 2) // (self.width + len(self._like))
         self._kernels: dict[int, BodyKernel] = {}
         self.statistics = {"arrays": 0, "launches": 0}
 
@@ -110,7 +113,7 @@ class PackedKernel:
         return kernel
 
     def _plan(self, settings: launch.Settings, inputs: Arrays) -> Plan:
-        width = self._width
+        width = self.width
         sets = [inputs[i : i + width] for i in range(0, len(inputs) - 1, width)]
         sizes = [prod(arrays[0].shape) for arrays in sets]
         geometry, starts = launch.packed(settings, sizes)
@@ -133,10 +136,10 @@ class PackedKernel:
     def _reference(self, *inputs: mx.array) -> Arrays:
         """The outputs in plain MLX."""
         *arrays, numbers = inputs
-        scalars = [numbers[k] for k in range(self._scalars)]
+        scalars = [numbers[k] for k in range(self.scalars)]
         outputs: list[mx.array] = []
-        for first in range(0, len(arrays), self._width):
-            some = iter(arrays[first : first + self._width])
+        for first in range(0, len(arrays), self.width):
+            some = iter(arrays[first : first + self.width])
             rest = iter(scalars)
             ordered = [next(some) if x.kind == "full" else next(rest) for x in self.each.inputs]
             dtypes = [arrays[first + i].dtype for i in self._like]

@@ -123,6 +123,25 @@ def register(op: Op) -> Op:
     return op
 
 
+#: Calls of kernels that no op reaches by itself, by name: the strict front end and the CUDA sweep
+#: record what they launch. Each is called with a floating dtype.
+_calls: dict[str, Callable[[Any], Any]] = {}
+
+
+def register_call(name: str, call: Callable[[Any], Any]) -> None:
+    """Adds a call that launches kernels, for the checks of kernels' texts; a name is used once."""
+    if name in _calls:
+        raise ValueError(f"[register_call] 'name' must be new but got {name!r} twice.")
+    _calls[name] = call
+
+
+def calls() -> Iterator[tuple[str, Callable[[Any], Any]]]:
+    """The calls of `register_call`, by name."""
+    from . import kernels  # noqa: F401
+
+    yield from sorted(_calls.items())
+
+
 def ops(family: str | None = None) -> Iterator[Op]:
     """The catalogue, by family and name."""
     from . import kernels  # noqa: F401  (importing the catalogue fills it)

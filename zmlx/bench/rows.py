@@ -226,11 +226,11 @@ def _from_cache(
         return None
     rows = max(1, case.lead[0] * (cache // 4) // size)
     small = replace(case, lead=(rows, *case.lead[1:]))
-    try:
-        problem, outputs = pose(op, small, dtype)
-    except ValueError:  # other sizes follow the rows
-        return None
+    problem, outputs = pose(op, small, dtype)
     run = mlx_ways(problem, mode, (ZMLX,))[ZMLX]().variant
-    seconds = [run.seconds(lambda: None) for _ in range(_CACHED_CALLS)]
+    try:
+        seconds = [run.seconds(lambda: None) for _ in range(_CACHED_CALLS)]
+    except ValueError:  # other sizes of the case follow its rows
+        return None
     moved = work(op, small, problem.values, outputs, mode).bytes
     return moved / summary(seconds).median

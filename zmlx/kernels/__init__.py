@@ -17,6 +17,7 @@ from ..backend import require_mlx
 
 require_mlx()
 
+from . import gradient_norm as gradient_norm
 from .activations import (
     celu,
     elu,

@@ -17,6 +17,7 @@ several parameters per launch.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -26,7 +27,7 @@ from ..codegen import Elementwise, Let, Operand, Output
 from ..metal import scalar
 from ..packed import PackedKernel
 from ..pattern import PatternKernel
-from ..registry import Case, Op, Option, register
+from ..registry import Case, Op, Option, register, register_call
 
 
 def adamw_reference(
@@ -153,6 +154,21 @@ LION_TREE = PackedKernel("lion", LION, ("p", "m"))
 SGD_TREE = PackedKernel("sgd", SGD, ("p", "v"))
 SGD_NESTEROV_TREE = PackedKernel("sgd_nesterov", SGD_NESTEROV, ("p", "v"))
 SGD_WITHOUT_MOMENTUM_TREE = PackedKernel("sgd_without_momentum", SGD_WITHOUT_MOMENTUM, ("p",))
+
+
+def _launch_tree(tree: PackedKernel, dtype: mx.Dtype) -> None:
+    """One launch with as many sets as fit, one with a single set, one with small arrays; with
+    moments in the parameter's dtype and in float32."""
+    for moments in (dtype, mx.float32):
+        for size, sets in ((40, tree.sets_per_launch), (40, 1), (3, 2)):
+            arrays = [mx.zeros((size,), dtype)] * 2 + [mx.zeros((size,), moments)] * (
+                tree.width - 2
+            )
+            tree([tuple(arrays[: tree.width])] * sets, mx.zeros((tree.scalars,)))
+
+
+for _tree in (ADAMW_TREE, LION_TREE, SGD_TREE, SGD_NESTEROV_TREE, SGD_WITHOUT_MOMENTUM_TREE):
+    register_call(f"{_tree.name} of a tree", partial(_launch_tree, _tree))
 
 _P, _G, _M, _V = (Argument(name, "(...)") for name in ("p", "g", "m", "v"))
 _ADAMW = PatternKernel("adamw", ADAMW, (("p",), ("m",), ("v",)), arguments=(_P, _G, _M, _V))

@@ -15,20 +15,10 @@ from mlx.utils import tree_flatten, tree_map
 
 from .. import launch
 from ..arguments import FLOATING, check_number
-from ..codegen import Elementwise, Operand, Output
-from ..packed import PackedKernel, PackedSumKernel
+from ..kernels.gradient_norm import SCALE, SQUARES
 
 #: MLX's `clip_grad_norm` adds it to the norm.
 _TINY = 1e-6
-
-SQUARES = PackedSumKernel("global_norm", "x * x")
-SCALE = PackedKernel(
-    "clip_by_global_norm",
-    Elementwise(
-        (Operand("g", "full"), Operand("scale", "scalar")), (Output("new_g", "g * scale", "full"),)
-    ),
-    ("g",),
-)
 
 
 def check_max_norm(op: str, max_norm: Any) -> float:
