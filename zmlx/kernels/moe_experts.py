@@ -112,13 +112,13 @@ def _checked_offsets(rows: int) -> BodyKernel:
 class _Blocks(NamedTuple):
     """Rows in blocks of one expert each: the expert of each block, the row that each place of a
     block holds (and whether it holds one), the place of each row, whether it has an expert, and
-    where each expert's places begin and end."""
+    where each expert's places begin and end. A block of one row has the row's own place."""
 
     size: int
     experts: mx.array
-    source: mx.array
-    filled: mx.array
-    places: mx.array
+    source: mx.array | None
+    filled: mx.array | None
+    places: mx.array | None
     owned: mx.array
     segments: mx.array
 
@@ -132,26 +132,30 @@ def _range(count: int) -> mx.array:
 
 #: Rows of a product on the CPU: enough for the BLAS to reuse a weight, and not so many that filling
 #: up blocks costs more. Measured; see `expert_ffn`.
-_MOST_ROWS = 128
+_MOST_ROWS, _LEAST_ROWS = 128, 8
 
 
 def block_size(rows: int, experts: int) -> int:
-    """Rows per block: about a quarter of an expert's rows, a power of two."""
-    quarter = -(-rows // (4 * experts))
-    return min(_MOST_ROWS, 1 << max(0, quarter - 1).bit_length())
+    """Rows per block, a power of two: about a quarter of an expert's rows, or 8 of them, which take
+    the BLAS as long as one: reading the weight."""
+    mean = -(-rows // experts)
+    wanted = max(-(-mean // 4), min(mean, _LEAST_ROWS))
+    return min(_MOST_ROWS, 1 << (wanted - 1).bit_length())
 
 
 def _blocks(offsets: mx.array, rows: int, size: int) -> _Blocks:
     experts = offsets.size - 1
-    counts = offsets[1:] - offsets[:-1]
-    used = (counts + (size - 1)) // size
-    after = mx.cumsum(used)
-    before = after - used
-    count = rows if size == 1 else -(-rows // size) + experts
-    of_block = mx.minimum(mx.searchsorted(after, _range(count), side="right"), experts - 1)
     of_row = mx.searchsorted(offsets[1:], _range(rows), side="right")
     owned = of_row < experts
-    of_row = mx.minimum(of_row, experts - 1)
+    of_row = mx.minimum(of_row, experts - 1).astype(mx.uint32)
+    if size == 1:
+        segments = mx.stack([offsets[:-1], offsets[1:]], axis=-1).astype(mx.uint32)
+        return _Blocks(size, of_row, None, None, None, owned, segments)
+    used = (offsets[1:] - offsets[:-1] + (size - 1)) // size
+    after = mx.cumsum(used)
+    before = after - used
+    count = (rows + experts * (size - 1)) // size
+    of_block = mx.minimum(mx.searchsorted(after, _range(count), side="right"), experts - 1)
     places = before[of_row] * size + (_range(rows) - offsets[of_row])
     first = offsets[of_block] + (_range(count) - before[of_block]) * size
     source = first[:, None] + _range(size)
@@ -160,7 +164,7 @@ def _blocks(offsets: mx.array, rows: int, size: int) -> _Blocks:
     return _Blocks(
         size,
         of_block.astype(mx.uint32),
-        mx.clip(source, 0, max(rows - 1, 0)),
+        mx.clip(source, 0, rows - 1),
         filled,
         mx.where(owned, places, 0),
         owned,
@@ -312,7 +316,7 @@ def expert_ffn(
     if target == "reference":
         return _plain(x, weights, offsets)
     rows = x.shape[0]
-    safe = _checked_offsets(rows)(offsets)
+    safe = _checked_offsets(rows)(mx.stop_gradient(offsets))
     if rows == 0:
         return x
     blocks = _blocks(safe, rows, block_size(rows, experts) if target == "cpu" else 1)
@@ -336,7 +340,7 @@ def _quantized_ffn(
 ) -> mx.array:
     """Row by row: MLX's quantised products of the CPU gain nothing from blocks."""
     rows = x.shape[0]
-    safe = _checked_offsets(rows)(offsets)
+    safe = _checked_offsets(rows)(mx.stop_gradient(offsets))
     if rows == 0:
         return x
     blocks = _blocks(safe, rows, 1)
@@ -349,15 +353,15 @@ def _quantized_ffn(
 
 def _aligned(x: mx.array, blocks: _Blocks) -> mx.array:
     """Rows in their blocks; zeros where a block is not filled, so that no gradient comes of it."""
-    if blocks.size == 1:
-        return mx.where(blocks.owned[:, None, None], x[:, None], mx.array(0.0, x.dtype))
+    if blocks.source is None or blocks.filled is None:
+        return x[:, None]
     return mx.where(blocks.filled[..., None], x[blocks.source], mx.array(0.0, x.dtype))
 
 
 def _rows(y: mx.array, blocks: _Blocks) -> mx.array:
     """Rows of their blocks again; NaN where a row has no expert."""
     flat = y.reshape(-1, y.shape[-1])
-    if blocks.size > 1:
+    if blocks.places is not None:
         flat = flat[blocks.places]
     return mx.where(blocks.owned[:, None], flat, mx.array(mx.nan, y.dtype))
 

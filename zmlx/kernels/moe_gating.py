@@ -101,10 +101,21 @@ for (int i = 0; i < PER; ++i) {
     top = max(top, value[i]);
 }
 top = zmlx_lanes<LANES, zmlx_lane_max>(top);
-float total = 0.0f;
-for (int i = 0; i < PER; ++i) {
+// Sums in PARTS vectorise in a fixed order.
+float part[PARTS] = {0};
+for (int i = 0; i < PER / PARTS * PARTS; i += PARTS) {
+    for (int u = 0; u < PARTS; ++u) {
+        value[i + u] = exp(value[i + u] - top);
+        part[u] += value[i + u];
+    }
+}
+for (int i = PER / PARTS * PARTS; i < PER; ++i) {
     value[i] = exp(value[i] - top);
-    total += value[i];
+    part[0] += value[i];
+}
+float total = 0.0f;
+for (int u = 0; u < PARTS; ++u) {
+    total += part[u];
 }
 total = zmlx_lanes<LANES, zmlx_lane_sum>(total);
 """
@@ -113,7 +124,7 @@ _LOAD = """\
 float value[PER];
 for (int i = 0; i < PER; ++i) {
     const int e = int(lane) + i * LANES;
-    value[i] = e < E ? float(x[min(e, E - 1)]) : -INFINITY;
+    value[i] = e < E ? float(x[e]) : -INFINITY;
 }
 """
 
@@ -127,11 +138,12 @@ ulong key[PER];
     + _LOAD
     + """\
 float nan = 0.0f;
-if (!BY_LOGIT || !NORMALIZE || SOFTMAX) {
+if (SOFTMAX) {
+    int count = 0;
     for (int i = 0; i < PER; ++i) {
-        nan += value[i] != value[i] ? 1.0f : 0.0f;
+        count += value[i] != value[i] ? 1 : 0;
     }
-    nan = zmlx_lanes<LANES, zmlx_lane_sum>(nan);
+    nan = zmlx_lanes<LANES, zmlx_lane_sum>(float(count));
 }
 float shift = 0.0f;
 float norm = 1.0f;
@@ -161,33 +173,43 @@ if (!BY_LOGIT && GROUPS > 1) {
     const int width = E / GROUPS;
     float mark[GROUPS];
     for (int g = 0; g < GROUPS; ++g) {
-        float first = -INFINITY;
-        float second = -INFINITY;
-        for (int i = 0; i < PER; ++i) {
+        // The experts of a group lie in these places of a lane, beside those of its neighbours.
+        const int begin = g * width / LANES;
+        const int end = min(((g + 1) * width + LANES - 1) / LANES, PER);
+        float best = -INFINITY;
+        for (int i = begin; i < end; ++i) {
             const int e = int(lane) + i * LANES;
             const bool inside = e >= g * width && e < (g + 1) * width;
-            // A NaN is passed over.
-            const float v = inside && value[i] > -INFINITY ? value[i] : -INFINITY;
-            second = max(second, min(first, v));
-            first = max(first, v);
+            best = max(best, inside ? value[i] : -INFINITY);
         }
-        for (ushort step = LANES / 2; step > 0; step /= 2) {
-            const float other = simd_shuffle_xor(first, step);
-            const float next = simd_shuffle_xor(second, step);
-            second = max(max(second, next), min(first, other));
-            first = max(first, other);
+        best = zmlx_lanes<LANES, zmlx_lane_max>(best);
+        // The second largest is the largest again where two are equal.
+        float next = -INFINITY;
+        int equal = 0;
+        for (int i = begin; i < end; ++i) {
+            const int e = int(lane) + i * LANES;
+            const bool inside = e >= g * width && e < (g + 1) * width;
+            next = max(next, inside && value[i] < best ? value[i] : -INFINITY);
+            equal += inside && value[i] == best ? 1 : 0;
         }
-        mark[g] = TOP2 && width > 1 ? first + second : first;
+        next = zmlx_lanes<LANES, zmlx_lane_max>(next);
+        const float ties = zmlx_lanes<LANES, zmlx_lane_sum>(float(equal));
+        mark[g] = TOP2 && width > 1 ? best + (ties > 1.0f ? best : next) : best;
     }
-    for (int i = 0; i < PER; ++i) {
-        const int mine = min((int(lane) + i * LANES) / width, GROUPS - 1);
-        int better = 0;
-        for (int g = 0; g < GROUPS; ++g) {
-            better += mark[g] > mark[mine] || (mark[g] == mark[mine] && g < mine) ? 1 : 0;
+    int better[GROUPS];
+    for (int g = 0; g < GROUPS; ++g) {
+        better[g] = 0;
+        for (int h = 0; h < GROUPS; ++h) {
+            better[g] += mark[h] > mark[g] || (mark[h] == mark[g] && h < g) ? 1 : 0;
         }
-        // Below any other choice, but a choice.
-        value[i] = better < TOP_GROUPS ? value[i] : -INFINITY;
-        key[i] = better < TOP_GROUPS ? ulong(1) : ulong(0);
+    }
+    for (int g = 0; g < GROUPS; ++g) {
+        for (int i = g * width / LANES; i < min(((g + 1) * width + LANES - 1) / LANES, PER); ++i) {
+            const int e = int(lane) + i * LANES;
+            if (e >= g * width && e < (g + 1) * width) {
+                key[i] = better[g] < TOP_GROUPS ? ulong(1) : ulong(0);
+            }
+        }
     }
 }
 if (!BY_LOGIT) {
@@ -386,6 +408,7 @@ class _Gating:
             ("K", self.top_k),
             ("LANES", lanes),
             ("PER", -(-experts // lanes)),
+            ("PARTS", 16 if experts // lanes >= 16 else 1),
             ("SOFTMAX", self.softmax),
             ("NORMALIZE", self.normalize),
         )
@@ -582,7 +605,8 @@ def topk_gating(
     )  # fmt: skip
     factor = scalar(check_number("topk_gating", "scale", scale))
     inputs = (logits, factor) if bias is None else (logits, bias, factor)
-    return _forward(gating)(*inputs)  # type: ignore[no-any-return]
+    weights, indices = _forward(gating)(*inputs)
+    return weights, mx.stop_gradient(indices)
 
 
 register(
