@@ -132,7 +132,7 @@ _FORWARD = (
     _ROW
     + """\
 // What the choice goes by, and the expert, as one number: the larger, the sooner it is chosen.
-// 0 is an expert that is chosen already or does not exist.
+// 0 is an expert that is not open to this row, or does not exist.
 ulong key[PER];
 """
     + _LOAD
@@ -221,26 +221,23 @@ if (!BY_LOGIT) {
 }
 int chosen[K];
 float score[K];
+ulong last = ~ulong(0);
 for (int k = 0; k < K; ++k) {
-    ulong best = 0;
+    // The largest key below the last one is the nearest to it: no two are equal, and the distance
+    // of those above wraps around.
+    ulong near = ~ulong(0);
     for (int i = 0; i < PER; ++i) {
-        best = key[i] > best ? key[i] : best;
+        const ulong distance = last - 1 - key[i];
+        near = distance < near ? distance : near;
     }
     for (ushort step = LANES / 2; step > 0; step /= 2) {
-        const ulong other = (ulong(simd_shuffle_xor(uint(best >> 32), step)) << 32)
-            | ulong(simd_shuffle_xor(uint(best), step));
-        best = other > best ? other : best;
+        const ulong other = (ulong(simd_shuffle_xor(uint(near >> 32), step)) << 32)
+            | ulong(simd_shuffle_xor(uint(near), step));
+        near = other < near ? other : near;
     }
-    const int e = int(0xffffffffu - uint(best));
-    chosen[k] = e;
-    if (LANES == 1) {
-        key[e] = 0;
-    } else {
-        for (int i = 0; i < PER; ++i) {
-            key[i] = e == int(lane) + i * LANES ? ulong(0) : key[i];
-        }
-    }
-    score[k] = float(x[e]);
+    last = last - 1 - near;
+    chosen[k] = int(0xffffffffu - uint(last));
+    score[k] = float(x[chosen[k]]);
 }
 if (SOFTMAX && NORMALIZE) {
     shift = -INFINITY;
