@@ -55,7 +55,9 @@ def expert_ffn_reference(
 
 # ---- layout -------------------------------------------------------------------------------------
 
-_OFFSETS_BODY = """\
+#: T threads of one group, each of which checks all offsets and writes the rows of some experts.
+_OWNERS_BODY = """\
+    const uint t = thread_position_in_threadgroup.x;
     bool valid = int64_t(offsets[0]) == 0;
     int64_t bad = int64_t(offsets[0]);
     for (uint e = 0; e < experts; ++e) {
@@ -64,17 +66,23 @@ _OFFSETS_BODY = """\
         bad = valid && !good ? next : bad;
         valid = valid && good;
     }
-    if (!valid) {
+    if (!valid && t == 0) {
         ZMLX_FAIL("offsets", bad);
     }
-    for (uint e = 0; e <= experts; ++e) {
-        checked[e] = valid ? int(offsets[e]) : 0;
+    for (uint e = t; e <= experts; e += T) {
+        const uint first = valid ? uint(offsets[e]) : 0u;
+        const uint after = e < experts ? (valid ? uint(offsets[e + 1]) : 0u) : rows;
+        checked[e] = int(first);
+        for (uint r = first; r < after; ++r) {
+            owners[r] = min(e, experts - 1);
+            owned[r] = e < experts;
+        }
     }
 """
 
-_OFFSETS = KernelSpec(
-    "expert_ffn__offsets", ("offsets", "experts", "rows"), ("checked",), _OFFSETS_BODY,
-    msl.header_for("ZMLX_FAIL"),
+_OWNERS = KernelSpec(
+    "expert_ffn__owners", ("offsets", "experts", "rows"), ("checked", "owners", "owned"),
+    _OWNERS_BODY, msl.header_for("ZMLX_FAIL"),
 )  # fmt: skip
 
 
@@ -86,24 +94,31 @@ def _check_values(rows: int, offsets: mx.array) -> None:
 
 
 @cache
-def _checked_offsets(rows: int) -> BodyKernel:
-    """Offsets that are safe to index with: zeros where those given do not ascend from 0 to at most
-    `rows`, so that no row has an expert."""
+def _owners(rows: int) -> BodyKernel:
+    """Offsets that are safe to index with, the expert of each row, and whether it has one. Where
+    the offsets do not ascend from 0 to at most `rows`, they are zeros, and no row has an expert."""
 
     def plan(settings: launch.Settings, inputs: Arrays) -> Plan:
         experts = inputs[0].size - 1
+        threads = 1 if launch.is_cpu(settings) else 256
         return Plan(
-            template=(),
-            geometry=launch.Geometry((), (1, 1, 1), (1, 1, 1)),
-            shapes=((experts + 1,),),
-            dtypes=(mx.int32,),
+            template=(("T", threads),),
+            geometry=launch.Geometry((), (threads, 1, 1), (threads, 1, 1)),
+            shapes=((experts + 1,), (rows,), (rows,)),
+            dtypes=(mx.int32, mx.uint32, mx.bool_),
             constants=(constant((experts,), mx.uint32), constant((rows,), mx.uint32)),
         )
 
+    def reference(offsets: mx.array) -> Arrays:
+        last = offsets.size - 2
+        owners = mx.searchsorted(offsets[1:], mx.arange(rows, dtype=offsets.dtype), side="right")
+        clamped = mx.minimum(owners, last).astype(mx.uint32)
+        return offsets.astype(mx.int32), clamped, owners <= last
+
     return BodyKernel(
-        _OFFSETS,
+        _OWNERS,
         plan,
-        lambda offsets: (offsets.astype(mx.int32),),
+        reference,
         dynamic=shapeless("expert_ffn"),
         values=lambda offsets: _check_values(rows, offsets),
     )
@@ -145,9 +160,7 @@ def block_size(rows: int, experts: int) -> int:
 
 def _blocks(offsets: mx.array, rows: int, size: int) -> _Blocks:
     experts = offsets.size - 1
-    of_row = mx.searchsorted(offsets[1:], _range(rows), side="right")
-    owned = of_row < experts
-    of_row = mx.minimum(of_row, experts - 1).astype(mx.uint32)
+    offsets, of_row, owned = _owners(rows)(mx.stop_gradient(offsets))
     if size == 1:
         segments = mx.stack([offsets[:-1], offsets[1:]], axis=-1).astype(mx.uint32)
         return _Blocks(size, of_row, None, None, None, owned, segments)
@@ -316,10 +329,9 @@ def expert_ffn(
     if target == "reference":
         return _plain(x, weights, offsets)
     rows = x.shape[0]
-    safe = _checked_offsets(rows)(mx.stop_gradient(offsets))
     if rows == 0:
         return x
-    blocks = _blocks(safe, rows, block_size(rows, experts) if target == "cpu" else 1)
+    blocks = _blocks(offsets, rows, block_size(rows, experts) if target == "cpu" else 1)
     # MLX's products of the CPU are in float32.
     inner = mx.float32 if target == "cpu" else mx.result_type(x.dtype, weights[0].dtype)
     product = _product(blocks)
@@ -340,10 +352,9 @@ def _quantized_ffn(
 ) -> mx.array:
     """Row by row: MLX's quantised products of the CPU gain nothing from blocks."""
     rows = x.shape[0]
-    safe = _checked_offsets(rows)(mx.stop_gradient(offsets))
     if rows == 0:
         return x
-    blocks = _blocks(safe, rows, 1)
+    blocks = _blocks(offsets, rows, 1)
     product = _quantized(blocks, group_size, bits)
     gate, up, down = weights
     one = x[:, None]
