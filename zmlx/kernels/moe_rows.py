@@ -26,6 +26,7 @@ from ..codegen import ROW_HEADER
 from ..metal import KernelSpec
 from ..registry import Case, Op, register
 from ..transforms import Arrays
+from . import moe_rows_text as text
 from .moe_sort import shapeless
 
 
@@ -44,105 +45,6 @@ def moe_combine_reference(
 
 
 # ---- kernels ------------------------------------------------------------------------------------
-
-#: V consecutive elements of a row per thread. `D_` is a copy, since for the compiler a store may
-#: change D.
-_SPREAD = """\
-    const size_t first = size_t(thread_position_in_grid.x) * V;
-    const size_t row = thread_position_in_grid.y;
-    const size_t D_ = D;
-    const size_t stop = min(first + V, D_);
-    const int64_t slot = int64_t(order[row]);
-    const bool valid = slot >= 0 && slot < int64_t(tokens) * K;
-    if (!valid && first == 0) {
-        ZMLX_FAIL("order", slot);
-    }
-    auto from = x + (valid ? size_t(slot / K) : size_t(0)) * D_;
-    auto to = y + row * D_;
-    const float w = valid ? float(@WEIGHT@) : NAN;
-    if (@COPY@) {
-        for (size_t j = first; j < stop; ++j) {
-            to[j] = from[j];
-        }
-    } else {
-        for (size_t j = first; j < stop; ++j) {
-            to[j] = T(w * float(from[j]));
-        }
-    }
-"""
-
-_GATHER = """\
-    const size_t first = size_t(thread_position_in_grid.x) * V;
-    const size_t token = thread_position_in_grid.y;
-    const size_t D_ = D;
-    for (size_t start = first; start < min(first + V, D_); start += U) {
-        float sum[U] = {0};
-        const bool whole = start + U <= D_;
-        for (uint a = 0; a < K; ++a) {
-            const int64_t row = int64_t(positions[token * K + a]);
-            const bool valid = row >= 0 && row < int64_t(rows);
-            if (!valid && start == 0) {
-                ZMLX_FAIL("positions", row);
-            }
-            auto from = x + (valid ? size_t(row) : size_t(0)) * D_ + start;
-            const float w = valid ? float(@WEIGHT@) : NAN;
-            if (whole) {
-                for (uint u = 0; u < U; ++u) {
-                    sum[u] += w * float(from[u]);
-                }
-            } else {
-                for (uint u = 0; u < D_ - start; ++u) {
-                    sum[u] += w * float(from[u]);
-                }
-            }
-        }
-        auto to = y + token * D_ + start;
-        if (whole) {
-            for (uint u = 0; u < U; ++u) {
-                to[u] = T(sum[u]);
-            }
-        } else {
-            for (uint u = 0; u < D_ - start; ++u) {
-                to[u] = T(sum[u]);
-            }
-        }
-    }
-"""
-
-#: A group of TPR threads per slot.
-_DOT = """\
-    threadgroup float scratch[(TPR + 31) / 32];
-    const uint lane = thread_position_in_threadgroup.x;
-    const size_t slot = threadgroup_position_in_grid.x
-        + size_t(threadgroup_position_in_grid.y) * threadgroups_per_grid.x;
-    if (slot >= size_t(tokens) * K) {
-        return;
-    }
-    const size_t D_ = D;
-    const int64_t row = int64_t(positions[slot]);
-    const bool valid = row >= 0 && row < int64_t(rows);
-    auto a = x + (valid ? size_t(row) : size_t(0)) * D_;
-    auto b = dy + slot / K * D_;
-    float sum[U] = {0};
-    const size_t whole = D_ / U * U;
-    for (size_t j = lane * U; j < whole; j += TPR * U) {
-        for (uint u = 0; u < U; ++u) {
-            sum[u] += float(a[j + u]) * float(b[j + u]);
-        }
-    }
-    for (size_t j = whole + lane; j < D_; j += TPR) {
-        sum[0] += float(a[j]) * float(b[j]);
-    }
-    for (uint w = U / 2; w > 0; w /= 2) {
-        for (uint u = 0; u < w; ++u) {
-            sum[u] += sum[u + w];
-        }
-    }
-    const float total = zmlx_row_reduce<TPR, zmlx_sum>(sum[0], scratch, lane);
-    if (lane == 0) {
-        dw[slot] = T(valid ? total : NAN);
-    }
-"""
 
 _CPU_COLUMNS = 16384
 _CPU_STEP = 64
@@ -272,7 +174,7 @@ _ORDER = Argument(
 )
 
 _DISPATCH = BodyKernel(
-    _spec("moe_dispatch", ("x", "positions", "order", "D", "K", "tokens"), "y", _SPREAD,
+    _spec("moe_dispatch", ("x", "positions", "order", "D", "K", "tokens"), "y", text.SPREAD,
           WEIGHT="1.0f", COPY="valid"),
     _spread_plan,
     lambda x, positions, order: (moe_dispatch_reference(x, positions, order),),
@@ -281,19 +183,19 @@ _DISPATCH = BodyKernel(
 )  # fmt: skip
 _SPREAD_WEIGHTED = BodyKernel(
     _spec("moe_combine__dx", ("x", "weights", "positions", "order", "D", "K", "tokens"), "y",
-          _SPREAD, WEIGHT="weights[valid ? slot : 0]", COPY="false"),
+          text.SPREAD, WEIGHT="weights[valid ? slot : 0]", COPY="false"),
     _spread_plan,
     _spread_weighted_reference,
 )  # fmt: skip
 _SUM = BodyKernel(
-    _spec("moe_dispatch__dx", ("x", "positions", "order", "D", "K", "rows"), "y", _GATHER,
+    _spec("moe_dispatch__dx", ("x", "positions", "order", "D", "K", "rows"), "y", text.GATHER,
           WEIGHT="1.0f"),
     _gather_plan,
     _sum_plain,
     vjp=_sum_vjp,
 )  # fmt: skip
 _COMBINE = BodyKernel(
-    _spec("moe_combine", ("x", "weights", "positions", "order", "D", "K", "rows"), "y", _GATHER,
+    _spec("moe_combine", ("x", "weights", "positions", "order", "D", "K", "rows"), "y", text.GATHER,
           WEIGHT="weights[token * K + a]"),
     _gather_plan,
     _combine_plain,
@@ -305,7 +207,7 @@ _DOTS = BodyKernel(
         "moe_combine__dweights",
         ("x", "dy", "weights", "positions", "D", "K", "rows", "tokens"),
         ("dw",),
-        _DOT,
+        text.DOT,
         ROW_HEADER,
     ),
     _dot_plan,
