@@ -11,7 +11,7 @@ from .pattern import Pattern
 from .text import Body, unique
 
 #: Steps that are summed before their sum is added to the total.
-_BLOCK = 256
+_BLOCK = 64
 
 
 @dataclass(frozen=True)
