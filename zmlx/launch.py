@@ -127,11 +127,13 @@ def _power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-def _is_cpu(chosen: Settings) -> bool:
+def is_cpu(chosen: Settings) -> bool:
+    """Whether the geometry is that of a CPU: one thread per group."""
     return (chosen.geometry or chosen.target) == "cpu"
 
 
-def _pick(chosen: Settings, **defaults: int) -> dict[str, int]:
+def pick(chosen: Settings, **defaults: int) -> dict[str, int]:
+    """Template constants: the defaults, or what `geometry` fixes."""
     for name, value in chosen.constants:
         if name in defaults:
             defaults[name] = value
@@ -140,13 +142,13 @@ def _pick(chosen: Settings, **defaults: int) -> dict[str, int]:
 
 def elementwise(chosen: Settings, size: int, *, least: int = 1) -> Geometry:
     """One thread per N elements, a multiple of `least`."""
-    n = _CPU_ELEMENTS if _is_cpu(chosen) else _GPU_VECTOR
+    n = _CPU_ELEMENTS if is_cpu(chosen) else _GPU_VECTOR
     while -(-size // n) >= 2**31:
         n *= 2
-    c = _pick(chosen, N=n)
+    c = pick(chosen, N=n)
     c["N"] = -(-c["N"] // least) * least
     threads = -(-size // c["N"])
-    group = 1 if _is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
+    group = 1 if is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
     return Geometry((("N", c["N"]),), (threads, 1, 1), (group, 1, 1))
 
 
@@ -158,18 +160,18 @@ def _groups(count: int) -> tuple[int, int]:
 
 def rowwise(chosen: Settings, rows: int, d: int, *, capped: bool, least: int = 1) -> Geometry:
     """TPR·RPG threads for RPG rows of d elements; U is at least `least`."""
-    if _is_cpu(chosen):
+    if is_cpu(chosen):
         # With random numbers, 16 counters of four, which fill two of the widest registers.
         most = _CPU_ACCUMULATORS if least == 1 else 2 * _CPU_ACCUMULATORS
         u = min(most, _power_of_two((d + 2) // 2))
-        c = _pick(chosen, TPR=1, RPG=1, U=u)
+        c = pick(chosen, TPR=1, RPG=1, U=u)
     else:
         tpr = min(_power_of_two(-(-d // _GPU_VECTOR)), 32)
         if d > 32 * _GPU_VECTOR:
             tpr = min(1024, -(-d // (32 * _GPU_VECTOR)) * 32)
             if not capped:
                 tpr = min(tpr, _GPU_GROUP)
-        c = _pick(chosen, TPR=tpr, RPG=max(1, _GPU_GROUP // 2 // tpr) if tpr <= 32 else 1, U=4)
+        c = pick(chosen, TPR=tpr, RPG=max(1, _GPU_GROUP // 2 // tpr) if tpr <= 32 else 1, U=4)
         if c["TPR"] > 32 or c["TPR"] & (c["TPR"] - 1):
             c["RPG"] = 1
     c["U"] = max(c["U"], least)
@@ -198,8 +200,8 @@ def rowwise_chunks(chosen: Settings, chunks: int, d: int, *, least: int = 1) -> 
 
 def columnwise(chosen: Settings, chunks: int, d: int) -> Geometry:
     """One thread per N columns and chunk of rows."""
-    n = min(_CPU_COLUMNS, _power_of_two(d)) if _is_cpu(chosen) else 1
-    c = _pick(chosen, N=n)
+    n = min(_CPU_COLUMNS, _power_of_two(d)) if is_cpu(chosen) else 1
+    c = pick(chosen, N=n)
     threads = -(-d // c["N"])
-    group = 1 if _is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
+    group = 1 if is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
     return Geometry((("N", c["N"]),), (threads, chunks, 1), (group, 1, 1))
