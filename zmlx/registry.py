@@ -73,6 +73,8 @@ class Op:
         paper: where the method comes from.
         reads_backward: arguments that the backward reads; statistics: float32 values per row that
             the forward keeps for it.
+        flops: operations of a forward where it is a matrix product, as an expression of the symbols
+            and `rows`, the leading axes; then its rate is measured in these.
         torch: the same op as an expression of torch, of the argument names and `F`.
         cases, long_cases, benchmarks: shapes; see `ROWS`.
         samples: how to draw an argument that is not normally distributed, by name; called with a
@@ -95,6 +97,7 @@ class Op:
     paper: str = ""
     reads_backward: tuple[str, ...] = ()
     statistics: int = 0
+    flops: str = ""
     torch: str = ""
     cases: tuple[Case, ...] = ROWS
     long_cases: tuple[Case, ...] = LONG_ROWS

@@ -9,6 +9,7 @@ norms         rms_norm layer_norm l2_norm group_norm add_rms_norm add_layer_norm
               rms_norm_dropout layer_norm_dropout dropout_add_rms_norm dropout_add_layer_norm
 dropout       dropout
 losses        cross_entropy
+attention     scaled_dot_product_attention decode_attention paged_attention quantized_attention
 """
 
 from ..backend import require_mlx
@@ -38,6 +39,8 @@ from .activations import (
     softsign,
     tanh,
 )
+from .attention import scaled_dot_product_attention
+from .decode import decode_attention, paged_attention, quantized_attention
 from .dropout import dropout
 from .glu import (
     geglu,
@@ -71,6 +74,7 @@ __all__ = [
     "add_rms_norm",
     "celu",
     "cross_entropy",
+    "decode_attention",
     "dropout",
     "dropout_add_layer_norm",
     "dropout_add_rms_norm",
@@ -99,12 +103,15 @@ __all__ = [
     "logsumexp",
     "masked_softmax",
     "mish",
+    "paged_attention",
+    "quantized_attention",
     "reglu",
     "reglu_packed",
     "relu",
     "relu2",
     "rms_norm",
     "rms_norm_dropout",
+    "scaled_dot_product_attention",
     "selu",
     "sigmoid",
     "silu",

@@ -17,8 +17,11 @@ What is static is a `Form`; lengths, scale, window and softcap are inputs.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import cache
+
+import mlx.core as mx
 
 from .. import tiles
 from ..metal import KernelSpec
@@ -56,7 +59,7 @@ class Form:
             *(("spans", "key_spans") if self.spans else ()),
         )  # fmt: skip
 
-    def optional(self, inputs: tuple) -> dict:
+    def named(self, inputs: tuple[mx.array, ...]) -> dict[str, mx.array]:
         """Inputs by name."""
         return dict(zip(self.inputs, inputs, strict=False))
 
@@ -143,7 +146,7 @@ def _indented(text: str, depth: int) -> str:
     return "".join(pad + line if line.strip() else line for line in text.splitlines(keepends=True))
 
 
-def _fill(text: str, **parts: str) -> str:
+def fill(text: str, **parts: str) -> str:
     """`text` with each line `@name` replaced by a part, at the line's own depth."""
     lines = []
     for line in text.splitlines(keepends=True):
@@ -364,7 +367,7 @@ for (int j = 0; j < LANES; ++j) {
 @cache
 def forward(form: Form, statistics: bool, on_cpu: bool) -> KernelSpec:
     """out, and with `statistics` the peak and the total of each query's scores."""
-    body = _fill(
+    body = fill(
         _FORWARD,
         start=_START,
         query_tile=_QUERY_TILE,
@@ -522,7 +525,7 @@ BACKWARD = ("dout", "peak", "weight", "delta")
 @cache
 def backward_keys(form: Form, with_dq: bool, on_cpu: bool) -> KernelSpec:
     """dk and dv, and with `with_dq` the chunks of dq."""
-    body = _fill(
+    body = fill(
         _DKV,
         start=_START,
         cap=_cap(form),
@@ -553,6 +556,18 @@ def backward_keys(form: Form, with_dq: bool, on_cpu: bool) -> KernelSpec:
     )
 
 
+#: What the backward knows of the query of each lane.
+_ROWS = """\
+float row_peak[LANES], row_inverse[LANES], row_delta[LANES];
+for (int j = 0; j < LANES; ++j) {
+    const int n = first + zmlx_lane(place, j);
+    const size_t at = q_row + min(n, queries - 1);
+    row_peak[j] = peak[at];
+    row_inverse[j] = n < queries ? 1.0f / weight[at] : 0.0f;
+    row_delta[j] = delta[at];
+}
+"""
+
 _DQ_TILES = """\
 @start
 @query_tile
@@ -562,13 +577,7 @@ ZMLX_STAGED float staged_k[M * DP];
 ZMLX_STAGED float staged_v[M * DVP];
 @own_q
 @own_do
-float row_peak[LANES], row_inverse[LANES], row_delta[LANES];
-for (int j = 0; j < LANES; ++j) {
-    const size_t at = q_row + min(first + zmlx_lane(place, j), queries - 1);
-    row_peak[j] = peak[at];
-    row_inverse[j] = 1.0f / weight[at];
-    row_delta[j] = delta[at];
-}
+@rows
 float sum_q[DP / SHARE * LANES];
 @zeros
 @range
@@ -592,7 +601,7 @@ for (int start = from; start < to; start += M) {
 @cache
 def backward_queries(form: Form, on_cpu: bool) -> KernelSpec:
     """dq by tiles of queries."""
-    body = _fill(
+    body = fill(
         _DQ_TILES,
         start=_START,
         query_tile=_QUERY_TILE,
@@ -602,6 +611,7 @@ def backward_queries(form: Form, on_cpu: bool) -> KernelSpec:
                           count="queries", factor=" * factor"),
         own_do=_OWN.format(name="own_do", wide="DVP", width="DV", array="dout", row="q_row",
                            count="queries", factor=""),
+        rows=_ROWS,
         zeros=_zeros(("sum_q", "DP")),
         zeros_st=_zeros(("s", "M"), ("t", "M")),
         range=_range(form, of_keys=True),
@@ -614,6 +624,95 @@ def backward_queries(form: Form, on_cpu: bool) -> KernelSpec:
         "scaled_dot_product_attention__dq",
         (*form.inputs, *BACKWARD, "sizes"),
         ("dq",),
+        body,
+        tiles.header(on_cpu),
+    )
+
+
+#: A tile of an added mask's gradient: summed over everything that the mask is broadcast to.
+_DMASK = """\
+@start
+@cap
+ZMLX_STAGED float staged_k[M * DP];
+ZMLX_STAGED float staged_v[M * DVP];
+const int mask_batches = int(given[0]), mask_heads = int(given[1]);
+const int mask_queries = int(given[2]), mask_keys = int(given[3]);
+const int slice = batch;
+const int slice_batch = slice / mask_heads, slice_head = slice % mask_heads;
+const int query_tile = int(threadgroup_position_in_grid.x) * N;
+const int key_tile = int(threadgroup_position_in_grid.y) * M;
+const int batch_end = mask_batches > 1 ? slice_batch + 1 : int(given[4]);
+const int head_end = mask_heads > 1 ? slice_head + 1 : heads;
+const int query_end = mask_queries > 1 ? query_tile + N : queries;
+const int key_end = mask_keys > 1 ? key_tile + M : keys;
+float sum[ROWS * LANES];
+@zeros_sum
+for (int b = slice_batch; b < batch_end; ++b) {
+    for (int head = slice_head; head < head_end; ++head) {
+        const size_t q_row = (size_t(b) * heads + head) * queries;
+        const size_t k_row = (size_t(b) * kv_heads + head / (heads / kv_heads)) * keys;
+        @mask_start
+        for (int first = query_tile; first < query_end; first += N) {
+            @own_q
+            @own_do
+            @rows
+            for (int start = key_tile; start < key_end; start += M) {
+                zmlx_stage<M, D, DP>(
+                    staged_k, k + (k_row + start) * D, keys - start, thread_, THREADS);
+                zmlx_stage<M, DV, DVP>(
+                    staged_v, v + (k_row + start) * DV, keys - start, thread_, THREADS);
+                threadgroup_barrier(mem_flags::mem_threadgroup);
+                float s[ROWS * LANES], t[ROWS * LANES];
+                @zeros_st
+                zmlx_product<M, DP, N, DP, false>(s, staged_k, own_q);
+                zmlx_product<M, DVP, N, DVP, false>(t, staged_v, own_do);
+                @scores
+                @ds
+                for (int i = 0; i < ROWS * LANES; ++i) {
+                    sum[i] += t[i];
+                }
+                threadgroup_barrier(mem_flags::mem_threadgroup);
+            }
+        }
+    }
+}
+const int lines = mask_queries > 1 ? queries : N;
+const int columns = mask_keys > 1 ? keys : M;
+for (int j = 0; j < LANES; ++j) {
+    const int query = query_tile + zmlx_lane(place, j);
+    for (int i = 0; i < ROWS; ++i) {
+        const int key = key_tile + zmlx_row(place, i);
+        if (query < lines && key < columns) {
+            dmask[(size_t(slice) * lines + query) * columns + key] = sum[i * LANES + j];
+        }
+    }
+}
+"""
+
+
+@cache
+def backward_mask(form: Form, on_cpu: bool) -> KernelSpec:
+    """The gradient of an added mask: a group per tile of it."""
+    ds = _ds(dataclasses.replace(form, softcap=False), keys_are_rows=True)
+    body = fill(
+        _DMASK,
+        start=_START,
+        cap=_cap(form),
+        zeros_sum=_zeros(("sum", "M")),
+        mask_start=_mask_start(form).replace("size_t(batch)", "size_t(b)"),
+        own_q=_OWN.format(name="own_q", wide="DP", width="D", array="q", row="q_row",
+                          count="queries", factor=" * factor"),
+        own_do=_OWN.format(name="own_do", wide="DVP", width="DV", array="dout", row="q_row",
+                           count="queries", factor=""),
+        rows=_ROWS,
+        zeros_st=_zeros(("s", "M"), ("t", "M")),
+        scores=_scores(form, keys_are_rows=True),
+        ds=ds,
+    )  # fmt: skip
+    return KernelSpec(
+        "scaled_dot_product_attention__dmask",
+        (*form.inputs, *BACKWARD, "sizes", "given"),
+        ("dmask",),
         body,
         tiles.header(on_cpu),
     )
