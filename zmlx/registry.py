@@ -81,7 +81,8 @@ class Op:
             NumPy generator, a shape and the sizes of the symbols.
         rounding: multiples of eps(dtype)·max|result| allowed over the float64 reference; more than
             4 only with a reason in the entry.
-        refuses: transforms that the op cannot take ("shapeless compile"), with the remedy.
+        refuses: transforms that the op cannot take ("shapeless compile", "vmap", "jvp"), with the
+            remedy.
     """
 
     name: str

@@ -61,12 +61,14 @@ inline float zmlx_across_sum(float x) {
     return x + simd_shuffle_xor(x, ushort(8));
 }
 
-// to[m][d] = from[m][d], zeros from row `count` and from column W on.
+// staged[m][d] = source[m][d], zeros from row `count` and from column W on.
 template <int M, int W, int WIDE, class From>
-inline void zmlx_stage(threadgroup float* to, From from, int count, uint thread_, uint threads) {
-    for (uint e = thread_; e < uint(M * WIDE); e += threads) {
-        const int m = int(e / uint(WIDE)), d = int(e % uint(WIDE));
-        to[e] = m < count && d < W ? float(from[size_t(m) * W + d]) : 0.0f;
+inline void zmlx_stage(
+    threadgroup float* staged, From source, int count, uint thread_, uint threads) {
+    for (uint spot = thread_; spot < uint(M * WIDE); spot += threads) {
+        const int line = int(spot / uint(WIDE)), column = int(spot % uint(WIDE));
+        staged[spot] =
+            line < count && column < W ? float(source[size_t(line) * W + column]) : 0.0f;
     }
 }
 
@@ -115,20 +117,21 @@ inline float zmlx_across_sum(float x) {
     return x;
 }
 
-// to[m][d] = from[m][d], zeros from row `count` and from column W on.
+// staged[m][d] = source[m][d], zeros from row `count` and from column W on.
 template <int M, int W, int WIDE, class From>
-inline void zmlx_stage(thread float* to, From from, int count, uint thread_, uint threads) {
+inline void zmlx_stage(
+    thread float* staged, From source, int count, uint thread_, uint threads) {
     for (int m = 0; m < M; ++m) {
         if (m < count) {
             for (int d = 0; d < W; ++d) {
-                to[m * WIDE + d] = float(from[size_t(m) * W + d]);
+                staged[m * WIDE + d] = float(source[size_t(m) * W + d]);
             }
             for (int d = W; d < WIDE; ++d) {
-                to[m * WIDE + d] = 0.0f;
+                staged[m * WIDE + d] = 0.0f;
             }
         } else {
             for (int d = 0; d < WIDE; ++d) {
-                to[m * WIDE + d] = 0.0f;
+                staged[m * WIDE + d] = 0.0f;
             }
         }
     }

@@ -9,7 +9,8 @@ norms         rms_norm layer_norm l2_norm group_norm add_rms_norm add_layer_norm
               rms_norm_dropout layer_norm_dropout dropout_add_rms_norm dropout_add_layer_norm
 dropout       dropout
 losses        cross_entropy
-attention     scaled_dot_product_attention decode_attention paged_attention quantized_attention
+attention     scaled_dot_product_attention varlen_attention decode_attention paged_attention
+              quantized_attention
 """
 
 from ..backend import require_mlx
@@ -68,6 +69,7 @@ from .norms_dropout import (
 )
 from .softmax import log_softmax, logsumexp, softmax
 from .sparsemax import sparsemax
+from .varlen import varlen_attention
 
 __all__ = [
     "add_layer_norm",
@@ -124,4 +126,5 @@ __all__ = [
     "swiglu_clamped_packed",
     "swiglu_packed",
     "tanh",
+    "varlen_attention",
 ]

@@ -32,7 +32,6 @@ from ..targets import cpu
 from ..transforms import Arrays, Rule
 from .attention_kernels import (
     ADDED,
-    BACKWARD,
     KEEPS,
     NO_MASK,
     Form,
@@ -82,8 +81,10 @@ def _scores(
         z = z + mask
     if causal or window is not None or spans is not None:
         # Positions and lengths from the elements, which a shapeless compile may change.
-        a, b = xp.stop_gradient(q)[..., :1], xp.stop_gradient(k)[..., :1]
-        ones_q, ones_k = xp.ones_like(a), xp.swapaxes(xp.ones_like(b), -1, -2)
+        ones_q, ones_k = (
+            xp.max(xp.ones_like(xp.stop_gradient(x)), axis=(1, 3), keepdims=True) for x in (q, k)
+        )
+        ones_k = xp.swapaxes(ones_k, -1, -2)
         key = xp.cumsum(ones_k, axis=-1)
         if spans is None:
             last = xp.sum(ones_k, axis=-1, keepdims=True) - xp.sum(ones_q, axis=-2, keepdims=True)
@@ -184,9 +185,7 @@ def _backward_in_mlx(form: Form, inputs: Arrays) -> tuple[mx.array, ...]:
     dz = dz * options["scale"]
     dk, dv = dz.swapaxes(-1, -2) @ q, p.swapaxes(-1, -2) @ dout
     if group > 1:
-        dk, dv = (
-            mx.unflatten(x, 1, (x.shape[1] // group, group)).sum(axis=2) for x in (dk, dv)
-        )
+        dk, dv = (mx.unflatten(x, 1, (x.shape[1] // group, group)).sum(axis=2) for x in (dk, dv))
     return dz @ k, dk, dv, ds
 
 
@@ -220,9 +219,7 @@ def _plan(
     template = (("T", q.dtype), ("D", q.shape[-1]), ("DV", v.shape[-1]), *tiling.template)
     return Plan(
         template,
-        launch.Geometry(
-            tiling.template, (grid[0] * threads, grid[1], grid[2]), (threads, 1, 1)
-        ),
+        launch.Geometry(tiling.template, (grid[0] * threads, grid[1], grid[2]), (threads, 1, 1)),
         tuple(shape for shape, _ in outputs),
         tuple(dtype for _, dtype in outputs),
         (_sizes(form, inputs),),
@@ -350,7 +347,10 @@ _DELTA = PatternKernel(
     f"{_OP}/delta",
     Rowwise(
         inputs=(
-            Operand("y"), Operand("dy"), Operand("weight", "per_row"), Operand("dweight", "per_row"),
+            Operand("y"),
+            Operand("dy"),
+            Operand("weight", "per_row"),
+            Operand("dweight", "per_row"),
         ),
         passes=(Pass((Reduce("dot", "sum", "y * dy"),)),),
         outputs=(Output("delta", "dot - dweight * weight", "per_row"),),
@@ -426,9 +426,7 @@ def check_heads(op: str, q: mx.array, k: mx.array, v: mx.array) -> None:
     b, h, _, d = q.shape
     kv, s = k.shape[1:3]
     if k.shape[0] != b or k.shape[3] != d:
-        raise ValueError(
-            f"[{op}] 'k' must have shape ({b}, K, S, {d}) but got {tuple(k.shape)}."
-        )
+        raise ValueError(f"[{op}] 'k' must have shape ({b}, K, S, {d}) but got {tuple(k.shape)}.")
     if tuple(v.shape[:3]) != (b, kv, s):
         raise ValueError(
             f"[{op}] 'v' must have shape ({b}, {kv}, {s}, V) but got {tuple(v.shape)}."
@@ -449,9 +447,7 @@ def check_options(
         raise TypeError(f"[{op}] 'causal' must be True or False but got {type(causal).__name__}.")
     if window is not None:
         if not isinstance(window, int) or isinstance(window, bool):
-            raise TypeError(
-                f"[{op}] 'window' must be an integer but got {type(window).__name__}."
-            )
+            raise TypeError(f"[{op}] 'window' must be an integer but got {type(window).__name__}.")
         if not 1 <= window < 2**30:
             raise ValueError(f"[{op}] 'window' must be in [1, 2^30) but got {window}.")
     if softcap is not None and not check_number(op, "softcap", softcap) > 0:
@@ -470,15 +466,17 @@ def _mask_of(q: mx.array, k: mx.array, mask: mx.array) -> mx.array:
     full = (*q.shape[:3], k.shape[2])
     shape = (1,) * (4 - mask.ndim) + tuple(mask.shape)
     if len(shape) > 4 or any(n not in (1, m) for n, m in zip(shape, full, strict=True)):
-        raise ValueError(
-            f"[{_OP}] 'mask' must broadcast to {full} but got {tuple(mask.shape)}."
-        )
+        raise ValueError(f"[{_OP}] 'mask' must broadcast to {full} but got {tuple(mask.shape)}.")
     mask = mask.reshape(shape) if mask.ndim < 4 else mask
     return mask.view(mx.uint8) if mask.dtype == mx.bool_ else mask
 
 
 def attend(form: Form, inputs: Arrays, return_lse: bool) -> Any:
     """out, or (out, lse), of the inputs that the form names."""
+    q, v = inputs[0], inputs[2]
+    if q.size == 0:
+        out = mx.zeros((*q.shape[:3], v.shape[-1]), q.dtype)
+        return (out, mx.zeros(q.shape[:3])) if return_lse else out
     on_cpu = _on_cpu()
     traced = launch.settings().target == "reference" or cpu.maybe_tracing(inputs)
     if not (traced or return_lse):

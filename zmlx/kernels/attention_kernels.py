@@ -8,9 +8,9 @@ query is the business of its lane. With the peak m and the total l of a query's 
 
 are computed again in the backward, tile by tile, so that no array of scores is ever stored
 (Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691). m and l are kept apart: a query
-that a mask leaves without keys has scores of -FLT_MAX, and their logarithm of a sum would swallow l.
-Sums have a fixed order and no atomics: dk and dv by tiles of keys, dq by tiles of queries, or, where
-one thread has tiles of its own, along with dk and dv in `chunks` partial sums.
+that a mask leaves without keys has scores of -FLT_MAX, whose logarithm of a sum would swallow l.
+Sums have a fixed order and no atomics: dk and dv by tiles of keys, dq by tiles of queries, or,
+where one thread has tiles of its own, along with dk and dv in `chunks` partial sums.
 
 What is static is a `Form`; lengths, scale, window and softcap are inputs.
 """
@@ -162,9 +162,11 @@ def fill(text: str, **parts: str) -> str:
 def _range(form: Form, *, of_keys: bool) -> str:
     if form.spans:
         text = _KEY_RANGE_SPANS if of_keys else _QUERY_RANGE_SPANS
-        return text.replace("from = keys", "int from = keys").replace(
-            "from = queries", "int from = queries"
-        ).replace("\nto = 0", "\nint to = 0", 1)
+        return (
+            text.replace("from = keys", "int from = keys")
+            .replace("from = queries", "int from = queries")
+            .replace("\nto = 0", "\nint to = 0", 1)
+        )
     text = _KEY_RANGE if of_keys else _KEY_RANGE.replace("keys", "queries")
     if form.causal:
         text += _KEY_RANGE_CAUSAL if of_keys else _QUERY_RANGE_CAUSAL
@@ -183,7 +185,9 @@ def _scores(form: Form, *, keys_are_rows: bool) -> str:
     span_key, span_query = ("M", "N") if keys_are_rows else ("N", "M")
     text = ""
     if form.softcap:
-        text += f"{_EACH}\n        s[i * LANES + j] = cap * tanh(s[i * LANES + j] / cap);\n    }}\n}}\n"
+        text += (
+            f"{_EACH}\n        s[i * LANES + j] = cap * tanh(s[i * LANES + j] / cap);\n    }}\n}}\n"
+        )
     keep = []
     edges = [f"{low_key} + {span_key} > keys"]
     if form.causal and not form.spans:
@@ -395,7 +399,8 @@ def forward(form: Form, statistics: bool, on_cpu: bool) -> KernelSpec:
 
 # ---- backward -----------------------------------------------------------------------------------
 
-#: ds from the scores s, in place of p; dp is in `t`.
+#: p and ds from the scores s and dp in `t`. What is dropped has the gradient 0 even where a query
+#: is NaN, so that it does not poison its neighbours.
 _DS = """\
 for (int i = 0; i < ROWS; ++i) {
     for (int j = 0; j < LANES; ++j) {
@@ -403,7 +408,7 @@ for (int i = 0; i < ROWS; ++i) {
         const float p = exp(x - PEAK) * INVERSE;
         const float ds = p * (t[i * LANES + j] - DELTA)SLOPE;
         s[i * LANES + j] = p;
-        t[i * LANES + j] = x == -FLT_MAX ? 0.0f : ds;
+        t[i * LANES + j] = x <= -FLT_MAX ? 0.0f : ds;
     }
 }
 """
@@ -436,10 +441,10 @@ for (int tile = int(threadgroup_position_in_grid.x); tile * N < keys;
                 staged_do, dout + (q_row + start) * DV, queries - start, thread_, THREADS);
             float row_peak[ROWS], row_inverse[ROWS], row_delta[ROWS];
             for (int i = 0; i < ROWS; ++i) {
-                const int m = start + zmlx_row(place, i);
-                const size_t at = q_row + min(m, queries - 1);
+                const int own = start + zmlx_row(place, i);
+                const size_t at = q_row + min(own, queries - 1);
                 row_peak[i] = peak[at];
-                row_inverse[i] = m < queries ? 1.0f / weight[at] : 0.0f;
+                row_inverse[i] = own < queries && weight[at] != 0.0f ? 1.0f / weight[at] : 0.0f;
                 row_delta[i] = delta[at];
             }
             threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -563,7 +568,7 @@ for (int j = 0; j < LANES; ++j) {
     const int n = first + zmlx_lane(place, j);
     const size_t at = q_row + min(n, queries - 1);
     row_peak[j] = peak[at];
-    row_inverse[j] = n < queries ? 1.0f / weight[at] : 0.0f;
+    row_inverse[j] = n < queries && weight[at] != 0.0f ? 1.0f / weight[at] : 0.0f;
     row_delta[j] = delta[at];
 }
 """

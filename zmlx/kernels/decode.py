@@ -18,7 +18,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from .. import checks, launch
+from .. import launch
 from ..arguments import FLOATING, INDICES, Argument, check_array, dtype_name
 from ..body import BodyKernel, Plan, constant
 from ..metal import scalar
@@ -33,7 +33,7 @@ from .decode_kernels import NAMES, PAGED, PLAIN, QUANTIZED, Cache, combine, span
 _MOST_ROWS = 8
 #: Keys of a span and of a tile, on a CPU and on a GPU.
 _CPU_SPAN, _GPU_SPAN = 1024, 256
-_CPU_KEYS, _GPU_KEYS = 64, 8
+_CPU_KEYS, _GPU_KEYS = 32, 8
 
 
 def _rows(queries: int, heads: int, kv_heads: int) -> tuple[int, int]:
@@ -206,8 +206,10 @@ def _softmax_of(z: Any, v: Any, sinks: Any, xp: Any) -> Any:
 def _unpacked(words: Any, scales: Any, biases: Any, bits: int, xp: Any) -> Any:
     """What `mx.quantize` packed."""
     shifts = xp.arange(0, 32, bits).astype(words.dtype)
-    values = (words[..., None] >> shifts) & words.dtype.type(2**bits - 1) if xp is not mx else (
-        mx.right_shift(words[..., None], shifts) & (2**bits - 1)
+    values = (
+        (words[..., None] >> shifts) & words.dtype.type(2**bits - 1)
+        if xp is not mx
+        else (mx.right_shift(words[..., None], shifts) & (2**bits - 1))
     )
     d = words.shape[-1] * 32 // bits
     values = values.reshape((*words.shape[:-1], d)).astype(scales.dtype)
@@ -468,7 +470,9 @@ def quantized_attention(
                 )
             groups.append(values // count)
     if len(set(groups)) != 1:
-        raise ValueError(f"[{op}] 'v_scales' must have k's group size {groups[0]} but got {groups}.")
+        raise ValueError(
+            f"[{op}] 'v_scales' must have k's group size {groups[0]} but got {groups}."
+        )
     check_options(op, h, scale, causal, window, softcap, sinks)
     flags: dict[str, Any] = {"causal": causal}
     before, after = _options(flags, scale, d, window, softcap)
@@ -483,7 +487,7 @@ def quantized_attention(
     return _attend(Cache(QUANTIZED, bits, **flags), inputs, sinks, bits, groups[0])
 
 
-_SINKS = Argument("sinks", "(H,)", optional=True)
+_SINKS = Argument("sinks", "(H,)", differentiable=False, optional=True)
 _OPTIONS = (
     Option("scale", None, (0.3,)),
     Option("causal", False, (True,), passed="text"),
@@ -513,16 +517,15 @@ register(
         function=decode_attention,
         reference=decode_attention_reference,
         arguments=(
-            Argument("q", "(*, H, L, D)"),
-            Argument("k", "(*, K, S, D)"),
-            Argument("v", "(*, K, S, V)"),
+            Argument("q", "(*, H, L, D)", differentiable=False),
+            Argument("k", "(*, K, S, D)", differentiable=False),
+            Argument("v", "(*, K, S, V)", differentiable=False),
             Argument("lengths", "(*)", INDICES, False, True, "in [0, S]"),
             _SINKS,
         ),
         options=_OPTIONS,
         outputs=("(*, H, L, V)",),
         paper=_PAPER,
-        reads_backward=("q", "k", "v"),
         samples={"lengths": _lengths},
         cases=(
             _case(1, 1, 1, 1, 1, 1, 1, "one of everything"),
@@ -558,9 +561,9 @@ register(
         function=paged_attention,
         reference=paged_attention_reference,
         arguments=(
-            Argument("q", "(*, H, L, D)"),
-            Argument("k_cache", "(P, Z, K, D)"),
-            Argument("v_cache", "(P, Z, K, D)"),
+            Argument("q", "(*, H, L, D)", differentiable=False),
+            Argument("k_cache", "(P, Z, K, D)", differentiable=False),
+            Argument("v_cache", "(P, Z, K, D)", differentiable=False),
             Argument("block_table", "(*, N)", INDICES, False, False, "in [0, blocks)"),
             Argument("context_lens", "(*)", INDICES, False, False, "in [0, N · block size]"),
             _SINKS,
@@ -568,7 +571,6 @@ register(
         options=_OPTIONS,
         outputs=("(*, H, L, D)",),
         paper="https://arxiv.org/abs/2309.06180",
-        reads_backward=("q", "k_cache", "v_cache"),
         samples={
             "block_table": lambda rng, shape, sizes: rng.integers(0, sizes["P"], shape),
             "context_lens": lambda rng, shape, sizes: rng.integers(
@@ -617,7 +619,7 @@ register(
         function=quantized_attention,
         reference=quantized_attention_reference,
         arguments=(
-            Argument("q", "(*, H, L, 4W)"),
+            Argument("q", "(*, H, L, 4W)", differentiable=False),
             Argument("k", "(*, K, S, W)", (mx.uint32,), False),
             Argument("k_scales", "(*, K, S, G)", differentiable=False),
             Argument("k_biases", "(*, K, S, G)", differentiable=False),
@@ -630,13 +632,15 @@ register(
         options=(Option("bits", 8), *_OPTIONS),
         outputs=("(*, H, L, 4W)",),
         paper=_PAPER,
-        reads_backward=("q", "k", "v"),
         samples={
             "lengths": _lengths,
             **{n: _pack(8, 0) for n in ("k", "v")},
-            **{f"{n}_{p}": _pack(8, i) for n in ("k", "v")
-               for i, p in ((1, "scales"), (2, "biases"))},
-        },  # fmt: skip
+            **{
+                f"{n}_{p}": _pack(8, i)
+                for n in ("k", "v")
+                for i, p in ((1, "scales"), (2, "biases"))
+            },
+        },
         cases=(
             _quantized_case(1, 1, 1, 1, 1, 8, "one key"),
             _quantized_case(2, 4, 2, 2, 9, 8, "two heads share keys"),

@@ -47,7 +47,7 @@ class Cache:
     @property
     def inputs(self) -> tuple[str, ...]:
         """The inputs, in order."""
-        cached = ("k", "v")
+        cached: tuple[str, ...] = ("k", "v")
         if self.kind == QUANTIZED:
             cached = ("k", "k_scales", "k_biases", "v", "v_scales", "v_biases")
         return (
@@ -66,15 +66,12 @@ HEADER = """\
 #define ZMLX_FAIL(argument, value)
 #endif
 
-// The sum of 32 sums.
-inline float zmlx_fold(thread float* x) {
-    for (int u = 0; u < 16; ++u) {
-        x[u] += x[u + 16];
+// sums[i] = x[2i] + x[2i + 1].
+template <int N>
+inline void zmlx_halve(thread float* sums, thread float* x) {
+    for (int i = 0; i < N; ++i) {
+        sums[i] = x[2 * i] + x[2 * i + 1];
     }
-    for (int u = 0; u < 8; ++u) {
-        x[u] += x[u + 8];
-    }
-    return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
 }
 """
 
@@ -89,12 +86,20 @@ constexpr int SLOTS_V = (HALF_V * PARTS + WIDE - 1) / WIDE * WIDE;
 const int lane = int(thread_index_in_simdgroup);
 """
 
-#: A row of the cache in `line`.
+#: A row of the cache in `tile`.
 _LOAD = {
+    # A loop of its own where values lie side by side, since one with a step does not vectorise.
     PLAIN: """\
-for (int e = 0; e < HALF@; ++e) {
-    const int d = e * TPR + lane;
-    line[e] = d < D@ ? float(#[ROW_# + size_t(d) * STEP_#]) : 0.0f;
+if (#_strides[3] == 1) {
+    for (int e = 0; e < HALF@; ++e) {
+        const int d = e * TPR + lane;
+        tile[key * SLOTS@ + e] = d < D@ ? float(#[ROW_# + size_t(d)]) : 0.0f;
+    }
+} else {
+    for (int e = 0; e < HALF@; ++e) {
+        const int d = e * TPR + lane;
+        tile[key * SLOTS@ + e] = d < D@ ? float(#[ROW_# + size_t(d) * STEP_#]) : 0.0f;
+    }
 }
 """,
     8: """\
@@ -103,14 +108,14 @@ if (TPR == 1) {
         const float by = float(#_scales[row_# * (D@ / GROUP) + g]);
         const float plus = float(#_biases[row_# * (D@ / GROUP) + g]);
         for (int e = 0; e < GROUP; ++e) {
-            line[g * GROUP + e] = fma(float(#[row_# * D@ + g * GROUP + e]), by, plus);
+            tile[key * SLOTS@ + g * GROUP + e] = fma(float(#[row_# * D@ + g * GROUP + e]), by, plus);
         }
     }
 } else {
     for (int e = 0; e < HALF@; ++e) {
         const int d = e * TPR + lane;
         const size_t g = row_# * (D@ / GROUP) + min(d, D@ - 1) / GROUP;
-        line[e] = d < D@
+        tile[key * SLOTS@ + e] = d < D@
             ? fma(float(#[row_# * D@ + d]), float(#_scales[g]), float(#_biases[g])) : 0.0f;
     }
 }
@@ -122,8 +127,8 @@ if (TPR == 1) {
         const float plus = float(#_biases[row_# * (D@ / GROUP) + g]);
         for (int e = 0; e < GROUP / 2; ++e) {
             const int two = int(#[row_# * (D@ / 2) + g * (GROUP / 2) + e]);
-            line[g * (GROUP / 2) + e] = fma(float(two & 15), by, plus);
-            line[HALF@ + g * (GROUP / 2) + e] = fma(float(two >> 4), by, plus);
+            tile[key * SLOTS@ + g * (GROUP / 2) + e] = fma(float(two & 15), by, plus);
+            tile[key * SLOTS@ + HALF@ + g * (GROUP / 2) + e] = fma(float(two >> 4), by, plus);
         }
     }
 } else {
@@ -132,8 +137,8 @@ if (TPR == 1) {
         const size_t g = row_# * (D@ / GROUP) + 2 * min(at, D@ / 2 - 1) / GROUP;
         const float by = float(#_scales[g]), plus = float(#_biases[g]);
         const int two = at < D@ / 2 ? int(#[row_# * (D@ / 2) + at]) : 0;
-        line[e] = at < D@ / 2 ? fma(float(two & 15), by, plus) : 0.0f;
-        line[HALF@ + e] = at < D@ / 2 ? fma(float(two >> 4), by, plus) : 0.0f;
+        tile[key * SLOTS@ + e] = at < D@ / 2 ? fma(float(two & 15), by, plus) : 0.0f;
+        tile[key * SLOTS@ + HALF@ + e] = at < D@ / 2 ? fma(float(two >> 4), by, plus) : 0.0f;
     }
 }
 """,
@@ -188,30 +193,50 @@ for (int r = 0; r < ROWS; ++r) {
     top[r] = -FLT_MAX;
     total[r] = 0.0f;
 }
-float line[SLOTS > SLOTS_V ? SLOTS : SLOTS_V];
-for (int e = 0; e < (SLOTS > SLOTS_V ? SLOTS : SLOTS_V); ++e) {
-    line[e] = 0.0f;
-}
+// Rows of the cache, whole registers each.
+float tile[KEYS * (SLOTS > SLOTS_V ? SLOTS : SLOTS_V)];
+float part[TPR == 1 ? KEYS * 16 : 1], half_[TPR == 1 ? KEYS * 8 : 1];
 for (int start = low; start < to; start += KEYS) {
     const int count = min(KEYS, to - start);
     float s[ROWS * KEYS];
-    for (int e = 0; e < ROWS * KEYS; ++e) {
-        s[e] = -INFINITY;
-    }
+    @clear_k
     for (int key = 0; key < count; ++key) {
         @row
         @load_k
-        for (int r = 0; r < ROWS; ++r) {
-            float sums[32];
+    }
+    for (int r = 0; r < ROWS; ++r) {
+        for (int key = 0; key < KEYS; ++key) {
+            float sums[WIDE];
             for (int u = 0; u < WIDE; ++u) {
                 sums[u] = 0.0f;
             }
             for (int e = 0; e < SLOTS; e += WIDE) {
                 for (int u = 0; u < WIDE; ++u) {
-                    sums[u] += own[r * SLOTS + e + u] * line[e + u];
+                    sums[u] += own[r * SLOTS + e + u] * tile[key * SLOTS + e + u];
                 }
             }
-            s[r * KEYS + key] = TPR == 1 ? zmlx_fold(sums) : simd_sum(sums[0]);
+            if (TPR == 1) {
+                for (int u = 0; u < WIDE / 2; ++u) {
+                    part[key * (WIDE / 2) + u] = sums[u] + sums[(u + WIDE / 2) % WIDE];
+                }
+            } else {
+                s[r * KEYS + key] = simd_sum(sums[0]);
+            }
+        }
+        // Halved for all keys at once: a sum of its own per key takes twice as long.
+        if (TPR == 1) {
+            zmlx_halve<KEYS * 8>(half_, part);
+            zmlx_halve<KEYS * 4>(part, half_);
+            zmlx_halve<KEYS * 2>(half_, part);
+            zmlx_halve<KEYS>(part, half_);
+            for (int key = 0; key < KEYS; ++key) {
+                s[r * KEYS + key] = part[key];
+            }
+        }
+    }
+    for (int r = 0; r < ROWS; ++r) {
+        for (int key = count; key < KEYS; ++key) {
+            s[r * KEYS + key] = -INFINITY;
         }
     }
     for (int r = 0; r < ROWS; ++r) {
@@ -221,7 +246,7 @@ for (int start = low; start < to; start += KEYS) {
             most = max(most, s[r * KEYS + key]);
         }
         const float change = exp(top[r] - most);
-        float sums[32];
+        float sums[WIDE];
         for (int u = 0; u < WIDE; ++u) {
             sums[u] = 0.0f;
         }
@@ -232,19 +257,39 @@ for (int start = low; start < to; start += KEYS) {
                 sums[u] += p;
             }
         }
-        total[r] = total[r] * change + (TPR == 1 ? zmlx_fold(sums) : sums[0]);
+        float sum = 0.0f;
+        for (int u = 0; u < WIDE; ++u) {
+            sum += sums[u];
+        }
+        total[r] = total[r] * change + sum;
         top[r] = most;
         for (int e = 0; e < SLOTS_V; ++e) {
             o[r * SLOTS_V + e] *= change;
         }
     }
+    @clear_v
     for (int key = 0; key < count; ++key) {
         @row
         @load_v
+    }
+    for (int e = 0; e < SLOTS_V; e += WIDE) {
+        float sums[ROWS][WIDE];
         for (int r = 0; r < ROWS; ++r) {
-            const float p = s[r * KEYS + key];
-            for (int e = 0; e < SLOTS_V; ++e) {
-                o[r * SLOTS_V + e] += p * line[e];
+            for (int u = 0; u < WIDE; ++u) {
+                sums[r][u] = o[r * SLOTS_V + e + u];
+            }
+        }
+        for (int key = 0; key < KEYS; ++key) {
+            for (int r = 0; r < ROWS; ++r) {
+                const float p = s[r * KEYS + key];
+                for (int u = 0; u < WIDE; ++u) {
+                    sums[r][u] += p * tile[key * SLOTS_V + e + u];
+                }
+            }
+        }
+        for (int r = 0; r < ROWS; ++r) {
+            for (int u = 0; u < WIDE; ++u) {
+                o[r * SLOTS_V + e + u] = sums[r][u];
             }
         }
     }
@@ -273,6 +318,15 @@ if (length < 0 || length > keys) {
     ZMLX_FAIL("lengths", length);
     good = false;
     length = 0;
+}
+"""
+
+#: The tile where it is not filled: slots past a row, and rows past the last key.
+_CLEAR = """\
+if (count < KEYS || SLOTS@ > HALF@ * PARTS || SLOTS != SLOTS_V) {
+    for (int e = 0; e < KEYS * SLOTS@; ++e) {
+        tile[e] = 0.0f;
+    }
 }
 """
 
@@ -355,6 +409,8 @@ def spans(form: Cache) -> KernelSpec:
         length=_LENGTH if form.lengths else "",
         low=low,
         row=_ROWS[form.kind],
+        clear_k=_CLEAR.replace("@", ""),
+        clear_v=_CLEAR.replace("@", "_V"),
         load_k=_load(form, "k"),
         load_v=_load(form, "v"),
         scores=_scores(form),
