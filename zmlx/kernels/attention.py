@@ -427,13 +427,13 @@ def check_heads(op: str, q: mx.array, k: mx.array, v: mx.array) -> None:
     kv, s = k.shape[1:3]
     if k.shape[0] != b or k.shape[3] != d:
         raise ValueError(f"[{op}] 'k' must have shape ({b}, K, S, {d}) but got {tuple(k.shape)}.")
+    if (kv == 0 and h) or (kv and h % kv):
+        raise ValueError(
+            f"[{op}] 'k' must have a number of heads that divides the {h} of 'q' but got {kv}."
+        )
     if tuple(v.shape[:3]) != (b, kv, s):
         raise ValueError(
             f"[{op}] 'v' must have shape ({b}, {kv}, {s}, V) but got {tuple(v.shape)}."
-        )
-    if (kv == 0 and h) or (kv and h % kv):
-        raise ValueError(
-            f"[{op}] 'q' must have a number of heads that the {kv} of 'k' divide but got {h}."
         )
 
 
@@ -589,7 +589,7 @@ register(
         cases=(
             _case(1, 1, 1, 1, 1, 1, 1, "one of everything"),
             _case(2, 4, 2, 5, 9, 8, 8, "two heads share keys, more keys than queries"),
-            _case(1, 2, 1, 33, 31, 40, 24, "one past a tile of lanes, V smaller than D"),
+            _case(1, 4, 2, 33, 31, 40, 24, "one past a tile of lanes, V smaller than D"),
             _case(1, 2, 2, 13, 70, 16, 16, "causal, one past a tile of rows", causal=True),
             _case(1, 3, 1, 66, 65, 12, 20, "window, three heads share keys", window=9),
             _case(2, 2, 1, 9, 4, 6, 3, "causal, queries without a key", False, causal=True),

@@ -108,7 +108,8 @@ if (TPR == 1) {
         const float by = float(#_scales[row_# * (D@ / GROUP) + g]);
         const float plus = float(#_biases[row_# * (D@ / GROUP) + g]);
         for (int e = 0; e < GROUP; ++e) {
-            tile[key * SLOTS@ + g * GROUP + e] = fma(float(#[row_# * D@ + g * GROUP + e]), by, plus);
+            const float value = float(#[row_# * D@ + g * GROUP + e]);
+            tile[key * SLOTS@ + g * GROUP + e] = fma(value, by, plus);
         }
     }
 } else {
@@ -315,7 +316,7 @@ for (int r = 0; r < ROWS && first + r < rows; ++r) {
 _LENGTH = """\
 length = int(lengths[size_t(batch) * size_t(lengths_strides[0])]);
 if (length < 0 || length > keys) {
-    ZMLX_FAIL("lengths", length);
+    ZMLX_FAIL("NAME", length);
     good = false;
     length = 0;
 }
@@ -406,7 +407,9 @@ def spans(form: Cache) -> KernelSpec:
     body = fill(
         _BODY,
         slots=_SLOTS,
-        length=_LENGTH if form.lengths else "",
+        length=_LENGTH.replace("NAME", "context_lens" if form.kind == PAGED else "lengths")
+        if form.lengths
+        else "",
         low=low,
         row=_ROWS[form.kind],
         clear_k=_CLEAR.replace("@", ""),
