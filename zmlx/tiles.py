@@ -26,6 +26,8 @@ _SIMDGROUPS = 4
 #: Lanes and rows of a tile on the CPU.
 _CPU_LANES = 64
 _CPU_ROWS = 64
+#: Widths together, for a kernel that keeps half a dozen tiles on a thread's stack of 8 MiB.
+_WIDEST = 2048
 #: Metal's threadgroup memory, in floats.
 _SHARED_FLOATS = 8192
 
@@ -217,6 +219,8 @@ def padded(width: int) -> int:
 def tiling(chosen: launch.Settings, *staged: int) -> Tiling | None:
     """Tiles for a kernel that stages rows of these widths; None where they do not fit."""
     if launch.is_cpu(chosen):
+        if sum(map(padded, staged)) > _WIDEST:
+            return None
         return Tiling(_CPU_ROWS, _CPU_LANES, 1, _CPU_LANES, 1)
     width = sum(map(padded, staged))
     rows = next((m for m in (32, 16, 8) if m * width <= _SHARED_FLOATS), None)

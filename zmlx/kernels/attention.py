@@ -230,8 +230,8 @@ def _tiling(chosen: launch.Settings, q: mx.array, v: mx.array) -> tiles.Tiling:
     tiling = tiles.tiling(chosen, q.shape[-1], v.shape[-1])
     if tiling is None:
         raise ValueError(
-            f"[{_OP}] 'q' and 'v' must have last axes of at most 1024 together on a GPU but got "
-            f"{q.shape[-1]} and {v.shape[-1]}."
+            f"[{_OP}] 'v' must have a last axis that makes at most 2048 with q's, or 1024 on a GPU, "
+            f"but got {v.shape[-1]} and {q.shape[-1]}."
         )
     return tiling
 
