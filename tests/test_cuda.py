@@ -25,7 +25,7 @@ import zmlx
 from zmlx import metal
 from zmlx.registry import get, ops
 from zmlx.targets import cuda
-from zmlx.testing import check_forward, check_gradient, draw, gradients
+from zmlx.testing import check_forward, check_gradient, differentiated, draw, gradients
 
 pytestmark = needs_nvrtc
 
@@ -62,7 +62,7 @@ def call(op, case, dtype):
     with zmlx.target("cuda"):
         outputs = op.function(*values, **case.options)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        which = [i for i in op.differentiable if values[i] is not None]
+        which = differentiated(op, values)
         if which:
             cotangents = [mx.ones(o.shape, o.dtype) for o in outputs]
             gradients(lambda *xs: op.function(*xs, **case.options), values, which, cotangents)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 
 from .arguments import Argument
@@ -25,14 +26,15 @@ class Option:
 
 @dataclass(frozen=True)
 class Case:
-    """Shapes and options of one test or benchmark call: leading axes, sizes of the symbols, and
-    whether the optional arguments are given."""
+    """Shapes and options of one test or benchmark call: leading axes, sizes of the symbols,
+    whether the optional arguments are given, and dtypes of arguments that are not the call's."""
 
     lead: tuple[int, ...]
     sizes: Mapping[str, int]
     why: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     optional: bool = True
+    dtypes: Mapping[str, mx.Dtype] = field(default_factory=dict)
 
 
 #: Shapes for ops on (*, D) arrays.

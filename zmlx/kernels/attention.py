@@ -230,7 +230,7 @@ def _tiling(chosen: launch.Settings, q: mx.array, v: mx.array) -> tiles.Tiling:
     tiling = tiles.tiling(chosen, q.shape[-1], v.shape[-1])
     if tiling is None:
         raise ValueError(
-            f"[{_OP}] 'v' must have a last axis that makes at most 2048 with q's, or 1024 on a GPU, "
+            f"[{_OP}] 'v' must have a last axis that makes at most 2048 with q's, 1024 on a GPU, "
             f"but got {v.shape[-1]} and {q.shape[-1]}."
         )
     return tiling
@@ -561,9 +561,9 @@ def _baseline(
 
 
 def _case(b: int, h: int, k: int, queries: int, keys: int, d: int, v: int, why: str = "",
-          optional: bool = True, **options: Any) -> Case:  # fmt: skip
+          optional: bool = True, keeps: bool = False, **options: Any) -> Case:  # fmt: skip
     sizes = {"H": h, "K": k, "L": queries, "S": keys, "D": d, "V": v}
-    return Case((b,), sizes, why, options, optional)
+    return Case((b,), sizes, why, options, optional, {"mask": mx.bool_} if keeps else {})
 
 
 register(
@@ -593,7 +593,21 @@ register(
             _case(1, 2, 2, 13, 70, 16, 16, "causal, one past a tile of rows", causal=True),
             _case(1, 3, 1, 66, 65, 12, 20, "window, three heads share keys", window=9),
             _case(2, 2, 1, 9, 4, 6, 3, "causal, queries without a key", False, causal=True),
-            _case(1, 2, 2, 40, 40, 80, 72, "several options", causal=True, window=17, softcap=3.0),
+            _case(
+                1,
+                2,
+                2,
+                40,
+                40,
+                80,
+                72,
+                "several options",
+                keeps=True,
+                causal=True,
+                window=17,
+                softcap=3.0,
+            ),
+            _case(2, 8, 4, 35, 37, 16, 8, "bool mask", keeps=True),
             _case(0, 2, 1, 5, 9, 8, 8, "no rows"),
         ),
         long_cases=(

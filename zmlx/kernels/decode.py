@@ -606,10 +606,10 @@ def _pack(bits: int, part: int) -> Any:
     return draw
 
 
-def _quantized_case(b: int, h: int, k: int, queries: int, keys: int, words: int, why: str = "",
-                    optional: bool = True, **options: Any) -> Case:  # fmt: skip
-    sizes = {"H": h, "K": k, "L": queries, "S": keys, "W": words, "G": max(1, words // 8)}
-    return Case((b,), sizes, why, options, optional)
+def _quantized_case(b: int, h: int, k: int, queries: int, keys: int, d: int, why: str = "",
+                    optional: bool = True, bits: int = 8, **options: Any) -> Case:  # fmt: skip
+    sizes = {"H": h, "K": k, "L": queries, "S": keys, "D": d, "W": d * bits // 32, "G": d // 32}
+    return Case((b,), sizes, why, {"bits": bits, **options} if bits != 8 else options, optional)
 
 
 register(
@@ -621,7 +621,7 @@ register(
         function=quantized_attention,
         reference=quantized_attention_reference,
         arguments=(
-            Argument("q", "(*, H, L, 4W)", differentiable=False),
+            Argument("q", "(*, H, L, D)", differentiable=False),
             Argument("k", "(*, K, S, W)", (mx.uint32,), False),
             Argument("k_scales", "(*, K, S, G)", differentiable=False),
             Argument("k_biases", "(*, K, S, G)", differentiable=False),
@@ -632,7 +632,7 @@ register(
             _SINKS,
         ),
         options=(Option("bits", 8), *_OPTIONS),
-        outputs=("(*, H, L, 4W)",),
+        outputs=("(*, H, L, D)",),
         paper=_PAPER,
         samples={
             "lengths": _lengths,
@@ -644,16 +644,21 @@ register(
             },
         },
         cases=(
-            _quantized_case(1, 1, 1, 1, 1, 8, "one key"),
-            _quantized_case(2, 4, 2, 2, 11, 16, "two heads share keys"),
-            _quantized_case(1, 2, 1, 1, 70, 16, "two groups, one past a tile of keys"),
-            _quantized_case(1, 12, 1, 1, 33, 32, "more rows than a group has"),
-            _quantized_case(2, 2, 2, 3, 300, 16, "several spans on a GPU, causal", causal=True),
-            _quantized_case(3, 2, 1, 1, 20, 8, "every batch whole", False),
-            _quantized_case(0, 2, 1, 1, 9, 8, "no rows"),
+            _quantized_case(1, 1, 1, 1, 1, 32, "one key"),
+            _quantized_case(2, 4, 2, 2, 11, 64, "two heads share keys"),
+            _quantized_case(1, 2, 1, 1, 70, 64, "4 bits, one past a tile of keys", bits=4),
+            _quantized_case(1, 12, 1, 1, 33, 128, "more rows than a group has"),
+            _quantized_case(
+                2, 2, 2, 3, 300, 64, "several spans on a GPU, causal", bits=4, causal=True
+            ),
+            _quantized_case(3, 2, 1, 1, 20, 32, "every batch whole", False),
+            _quantized_case(0, 2, 1, 1, 9, 32, "no rows"),
         ),
-        long_cases=(_quantized_case(1, 2, 1, 1, 2100, 16, "several spans"),),
-        benchmarks=(_quantized_case(1, 32, 8, 1, 16384, 32, "", False),),
+        long_cases=(_quantized_case(1, 2, 1, 1, 2100, 64, "several spans"),),
+        benchmarks=(
+            _quantized_case(1, 32, 8, 1, 16384, 128, "", False),
+            _quantized_case(1, 32, 8, 1, 16384, 128, "", False, bits=4),
+        ),
         refuses=_SHAPELESS,
     )
 )
