@@ -41,7 +41,7 @@ from .activations import (
     tanh,
 )
 from .attention import scaled_dot_product_attention
-from .decode import decode_attention, paged_attention, quantized_attention
+from .decode import decode_attention
 from .dropout import dropout
 from .glu import (
     geglu,
@@ -67,6 +67,8 @@ from .norms_dropout import (
     layer_norm_dropout,
     rms_norm_dropout,
 )
+from .paged import paged_attention
+from .quantized import quantized_attention
 from .softmax import log_softmax, logsumexp, softmax
 from .sparsemax import sparsemax
 from .varlen import varlen_attention

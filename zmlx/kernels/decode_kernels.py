@@ -13,52 +13,11 @@ its bytes, then the high ones, so that no lane waits for another.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 from ..metal import KernelSpec
-from .attention_kernels import fill
-
-PLAIN, PAGED, QUANTIZED = "plain", "paged", "quantized"
-
-#: The ops.
-NAMES = {PLAIN: "decode_attention", PAGED: "paged_attention", QUANTIZED: "quantized_attention"}
-
-
-@dataclass(frozen=True)
-class Cache:
-    """What is static of a call.
-
-    Attributes:
-        kind: how the cache lies.
-        bits: of a quantised value.
-        lengths: whether each batch has its own number of keys.
-        causal, window, softcap, sinks: whether these are there.
-    """
-
-    kind: str = PLAIN
-    bits: int = 0
-    lengths: bool = False
-    causal: bool = False
-    window: bool = False
-    softcap: bool = False
-    sinks: bool = False
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The inputs, in order."""
-        cached: tuple[str, ...] = ("k", "v")
-        if self.kind == QUANTIZED:
-            cached = ("k", "k_scales", "k_biases", "v", "v_scales", "v_biases")
-        return (
-            "q", *cached, "scale",
-            *(("block_table",) if self.kind == PAGED else ()),
-            *(("lengths",) if self.lengths else ()),
-            *(("window",) if self.window else ()),
-            *(("softcap",) if self.softcap else ()),
-            *(("sinks",) if self.sinks else ()),
-        )  # fmt: skip
-
+from .attention_text import fill
+from .decode_cache import NAMES, PAGED, QUANTIZED, ROWS, Cache, load
 
 HEADER = """\
 // ZMLX_FAIL reports a value that only the kernel sees; the CPU target defines it to record it.
@@ -85,65 +44,6 @@ constexpr int SLOTS = (HALF * PARTS + WIDE - 1) / WIDE * WIDE;
 constexpr int SLOTS_V = (HALF_V * PARTS + WIDE - 1) / WIDE * WIDE;
 const int lane = int(thread_index_in_simdgroup);
 """
-
-#: A row of the cache in `tile`.
-_LOAD = {
-    # A loop of its own where values lie side by side, since one with a step does not vectorise.
-    PLAIN: """\
-if (#_strides[3] == 1) {
-    for (int e = 0; e < HALF@; ++e) {
-        const int d = e * TPR + lane;
-        tile[key * SLOTS@ + e] = d < D@ ? float(#[ROW_# + size_t(d)]) : 0.0f;
-    }
-} else {
-    for (int e = 0; e < HALF@; ++e) {
-        const int d = e * TPR + lane;
-        tile[key * SLOTS@ + e] = d < D@ ? float(#[ROW_# + size_t(d) * STEP_#]) : 0.0f;
-    }
-}
-""",
-    8: """\
-if (TPR == 1) {
-    for (int g = 0; g < D@ / GROUP; ++g) {
-        const float by = float(#_scales[row_# * (D@ / GROUP) + g]);
-        const float plus = float(#_biases[row_# * (D@ / GROUP) + g]);
-        for (int e = 0; e < GROUP; ++e) {
-            const float value = float(#[row_# * D@ + g * GROUP + e]);
-            tile[key * SLOTS@ + g * GROUP + e] = fma(value, by, plus);
-        }
-    }
-} else {
-    for (int e = 0; e < HALF@; ++e) {
-        const int d = e * TPR + lane;
-        const size_t g = row_# * (D@ / GROUP) + min(d, D@ - 1) / GROUP;
-        tile[key * SLOTS@ + e] = d < D@
-            ? fma(float(#[row_# * D@ + d]), float(#_scales[g]), float(#_biases[g])) : 0.0f;
-    }
-}
-""",
-    4: """\
-if (TPR == 1) {
-    for (int g = 0; g < D@ / GROUP; ++g) {
-        const float by = float(#_scales[row_# * (D@ / GROUP) + g]);
-        const float plus = float(#_biases[row_# * (D@ / GROUP) + g]);
-        for (int e = 0; e < GROUP / 2; ++e) {
-            const int two = int(#[row_# * (D@ / 2) + g * (GROUP / 2) + e]);
-            tile[key * SLOTS@ + g * (GROUP / 2) + e] = fma(float(two & 15), by, plus);
-            tile[key * SLOTS@ + HALF@ + g * (GROUP / 2) + e] = fma(float(two >> 4), by, plus);
-        }
-    }
-} else {
-    for (int e = 0; e < HALF@; ++e) {
-        const int at = e * TPR + lane;
-        const size_t g = row_# * (D@ / GROUP) + 2 * min(at, D@ / 2 - 1) / GROUP;
-        const float by = float(#_scales[g]), plus = float(#_biases[g]);
-        const int two = at < D@ / 2 ? int(#[row_# * (D@ / 2) + at]) : 0;
-        tile[key * SLOTS@ + e] = at < D@ / 2 ? fma(float(two & 15), by, plus) : 0.0f;
-        tile[key * SLOTS@ + HALF@ + e] = at < D@ / 2 ? fma(float(two >> 4), by, plus) : 0.0f;
-    }
-}
-""",
-}
 
 _BODY = """\
 @slots
@@ -338,33 +238,6 @@ if (length - queries + BESIDE >= 0) {
 }
 """
 
-#: Where row `start + key` of the cache begins.
-_ROWS = {
-    PLAIN: """\
-const size_t row_k = size_t(batch) * size_t(k_strides[0]) + size_t(kv_head) * size_t(k_strides[1])
-    + size_t(start + key) * size_t(k_strides[2]);
-const size_t row_v = size_t(batch) * size_t(v_strides[0]) + size_t(kv_head) * size_t(v_strides[1])
-    + size_t(start + key) * size_t(v_strides[2]);
-""",
-    PAGED: """\
-int block = int(block_table[size_t(batch) * size_t(block_table_strides[0])
-    + size_t((start + key) / SIZE) * size_t(block_table_strides[1])]);
-if (block < 0 || block >= int(k_shape[0])) {
-    ZMLX_FAIL("block_table", block);
-    good = false;
-    block = 0;
-}
-const size_t row_k = size_t(block) * size_t(k_strides[0])
-    + size_t((start + key) % SIZE) * size_t(k_strides[1]) + size_t(kv_head) * size_t(k_strides[2]);
-const size_t row_v = size_t(block) * size_t(v_strides[0])
-    + size_t((start + key) % SIZE) * size_t(v_strides[1]) + size_t(kv_head) * size_t(v_strides[2]);
-""",
-    QUANTIZED: """\
-const size_t row_k = (size_t(batch) * kv_heads + kv_head) * keys + start + key;
-const size_t row_v = row_k;
-""",
-}
-
 
 def _scores(form: Cache) -> str:
     text = ""
@@ -392,12 +265,6 @@ for (int key = 0; key < count; ++key) {{
     return text
 
 
-def _load(form: Cache, name: str) -> str:
-    text = _LOAD[form.bits or PLAIN]
-    text = text.replace("ROW_#", f"row_{name}").replace("STEP_#", f"size_t({name}_strides[3])")
-    return text.replace("#", name).replace("@", "_V" if name == "v" else "").replace("D_V", "DV")
-
-
 @cache
 def spans(form: Cache) -> KernelSpec:
     """Of each span of keys: Σ exp(s - peak) v, the peak and the total."""
@@ -411,11 +278,11 @@ def spans(form: Cache) -> KernelSpec:
         if form.lengths
         else "",
         low=low,
-        row=_ROWS[form.kind],
+        row=ROWS[form.kind],
         clear_k=_CLEAR.replace("@", ""),
         clear_v=_CLEAR.replace("@", "_V"),
-        load_k=_load(form, "k"),
-        load_v=_load(form, "v"),
+        load_k=load(form, "k"),
+        load_v=load(form, "v"),
         scores=_scores(form),
     )
     inputs = tuple(n for n in form.inputs if n != "sinks")

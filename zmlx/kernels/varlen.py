@@ -25,8 +25,10 @@ from ..metal import KernelSpec, scalar
 from ..msl import header_for
 from ..registry import Case, Op, Option, register
 from ..transforms import Arrays
-from .attention import DROPPED, attend, check_options, product, softmax_of
-from .attention_kernels import Form
+from .attention import check_options
+from .attention_launch import attend
+from .attention_plain import DROPPED, product, softmax_of
+from .attention_text import Form
 
 _OP = "varlen_attention"
 
