@@ -180,7 +180,7 @@ def header(on_cpu: bool) -> str:
     """The functions for the kind of machine."""
     if not on_cpu:
         return _COMMON + _GPU
-    return _COMMON + _CPU.replace("BLOCK_ROWS", str(8 if _many_registers() else 2))
+    return _COMMON + _CPU.replace("BLOCK_ROWS", str(8 if _many_registers() else 4))
 
 
 @cache

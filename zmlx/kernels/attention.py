@@ -223,5 +223,7 @@ register(
             _case(1, 16, 4, 1024, 1024, 128, 128, "", False, causal=True),
         ),
         flops="2 * rows * H * L * S * (D + V)",
+        torch="F.scaled_dot_product_attention("
+        "q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=True)",
     )
 )
