@@ -192,7 +192,7 @@ register(
         cases=(
             _case(1, 1, 1, 1, 1, 1, 1, "one of everything"),
             _case(2, 4, 2, 5, 9, 8, 8, "two heads share keys, more keys than queries"),
-            _case(1, 4, 2, 33, 31, 40, 24, "one past a tile of lanes, V smaller than D"),
+            _case(1, 4, 2, 33, 31, 8, 24, "one past a tile of lanes, V larger than D"),
             _case(1, 2, 2, 13, 70, 16, 16, "causal, one past a tile of rows", causal=True),
             _case(1, 3, 1, 66, 65, 12, 20, "window, three heads share keys", window=9),
             _case(2, 2, 1, 9, 4, 6, 3, "causal, queries without a key", False, causal=True),

@@ -94,9 +94,9 @@ if (first + offset + BESIDE >= 0) {
 _KEY_RANGE_SPANS = """\
 from = keys;
 to = 0;
-for (int n = first; n < min(queries, first + N); ++n) {
-    from = min(from, spans[3 * n] / M * M);
-    to = max(to, spans[3 * n + 1]);
+for (int each = first; each < min(queries, first + N); ++each) {
+    from = min(from, spans[3 * each] / M * M);
+    to = max(to, spans[3 * each + 1]);
 }
 """
 
@@ -117,9 +117,9 @@ if (offset + BESIDE >= 0) {
 _QUERY_RANGE_SPANS = """\
 from = queries;
 to = 0;
-for (int n = first; n < min(keys, first + N); ++n) {
-    from = min(from, key_spans[2 * n] / M * M);
-    to = max(to, key_spans[2 * n + 1]);
+for (int each = first; each < min(keys, first + N); ++each) {
+    from = min(from, key_spans[2 * each] / M * M);
+    to = max(to, key_spans[2 * each + 1]);
 }
 """
 
