@@ -101,6 +101,20 @@ def test_queries_without_keys_are_as_in_mlx():
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("near", [{"causal": True}, {"window": 4}, {"causal": True, "window": 4}],
+                         ids=str)  # fmt: skip
+def test_a_mask_that_drops_all_that_is_near(kind, near):
+    """Keys that are too far stay out, whatever tile they are in."""
+    q, k, v = qkv(b=1, h=2, k=1, queries=70, keys=150)
+    keep = mx.array(np.random.default_rng(2).random((70, 150)) > 0.8)
+    keep[3] = False
+    keep[60] = False
+    with launch.geometry(kind):
+        check([q, k, v, keep], **near)
+        check([q, k, v, mx.where(keep, 0.0, -1e30)], **near)
+
+
 # ---- masks --------------------------------------------------------------------------------------
 
 MASKS = [

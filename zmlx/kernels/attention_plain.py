@@ -54,12 +54,16 @@ def _scores(
             rule = key < position + (1 if causal else window)
             if window is not None:
                 rule = rule & (key > position - window)
-        else:
-            some = spans.astype(mx.float32)
-            rule = (key > some[:, :1]) & (key <= some[:, 1:2])
-            z = xp.where(rule, xp.where(some[:, 2:] != 0, DROPPED, z), -xp.inf)
-            return z, rule & (some[:, 2:] == 0), slope
-        keep = rule if keep is None else keep & rule
+            # A query that has no key near has them all alike.
+            none = position + (0 if causal else window - 1) < 1
+            if keep is not None:
+                z = xp.where(keep, z, DROPPED)
+            z = xp.where(rule, z, xp.where(none, DROPPED, -xp.inf))
+            return z, rule if keep is None else keep & rule, slope
+        some = spans.astype(mx.float32)
+        rule = (key > some[:, :1]) & (key <= some[:, 1:2])
+        z = xp.where(rule, xp.where(some[:, 2:] != 0, DROPPED, z), -xp.inf)
+        return z, rule & (some[:, 2:] == 0), slope
     if keep is not None:
         z = xp.where(keep, z, DROPPED)
     return z, keep, slope

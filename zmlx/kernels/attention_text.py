@@ -92,8 +92,8 @@ if (first + offset + BESIDE >= 0) {
 }
 """
 _KEY_RANGE_SPANS = """\
-from = keys;
-to = 0;
+int from = keys;
+int to = 0;
 for (int each = first; each < min(queries, first + N); ++each) {
     from = min(from, spans[3 * each] / M * M);
     to = max(to, spans[3 * each + 1]);
@@ -109,14 +109,12 @@ if (offset >= 0) {
 _QUERY_RANGE_WINDOW = """\
 if (offset + BESIDE >= 0) {
     from = max(0, first - offset - BESIDE) / M * M;
-}
-if (offset + BESIDE >= 0) {
     to = min(queries, max(0, first + N - 1 + int(window) - offset));
 }
 """
 _QUERY_RANGE_SPANS = """\
-from = queries;
-to = 0;
+int from = queries;
+int to = 0;
 for (int each = first; each < min(keys, first + N); ++each) {
     from = min(from, key_spans[2 * each] / M * M);
     to = max(to, key_spans[2 * each + 1]);
@@ -145,12 +143,7 @@ def fill(text: str, **parts: str) -> str:
 def tile_range(form: Form, *, of_keys: bool) -> str:
     """`from` and `to` of a walk: of the keys that a tile of queries sees, or the reverse."""
     if form.spans:
-        text = _KEY_RANGE_SPANS if of_keys else _QUERY_RANGE_SPANS
-        return (
-            text.replace("from = keys", "int from = keys")
-            .replace("from = queries", "int from = queries")
-            .replace("\nto = 0", "\nint to = 0", 1)
-        )
+        return _KEY_RANGE_SPANS if of_keys else _QUERY_RANGE_SPANS
     text = _KEY_RANGE if of_keys else _KEY_RANGE.replace("keys", "queries")
     if form.causal:
         text += _KEY_RANGE_CAUSAL if of_keys else _QUERY_RANGE_CAUSAL
@@ -161,8 +154,8 @@ def tile_range(form: Form, *, of_keys: bool) -> str:
 
 
 def scores(form: Form, *, keys_are_rows: bool) -> str:
-    """From products to scores: softcap, mask, and what is out of reach. What is dropped is
-    -FLT_MAX, what is not there -inf."""
+    """From products to scores: softcap, mask, and what is out of reach. What a mask drops is
+    -FLT_MAX, what is too far or not there -inf."""
     rows, lanes = "start + zmlx_row(place, i)", "first + zmlx_lane(place, j)"
     key, query = (rows, lanes) if keys_are_rows else (lanes, rows)
     low_key, low_query = ("start", "first") if keys_are_rows else ("first", "start")
@@ -172,16 +165,16 @@ def scores(form: Form, *, keys_are_rows: bool) -> str:
         text += (
             f"{EACH}\n        s[i * LANES + j] = cap * tanh(s[i * LANES + j] / cap);\n    }}\n}}\n"
         )
-    keep = []
+    near = []
     edges = [f"{low_key} + {span_key} > keys"]
     if form.causal and not form.spans:
-        keep.append("key <= position")
+        near.append("key <= position")
         edges.append(f"{low_key} + {span_key} - 1 > {low_query} + offset")
     if form.window and not form.spans:
-        keep.append("key > position - int(window)")
+        near.append("key > position - int(window)")
         edges.append(f"{low_key} <= {low_query} + {span_query} - 1 + offset - int(window)")
         if not form.causal:
-            keep.append("key < position + int(window)")
+            near.append("key < position + int(window)")
             edges.append(f"{low_key} + {span_key} - 1 >= {low_query} + offset + int(window)")
     if form.mask != NO_MASK or form.spans:
         edges = ["true"]
@@ -190,16 +183,19 @@ def scores(form: Form, *, keys_are_rows: bool) -> str:
         f"const int query = min({query}, queries - 1);",
         "float x = s[i * LANES + j];",
     ]
-    if keep:
+    if near:
         lines.append("const int position = query + offset;")
     if form.mask != NO_MASK:
         at = "mask[mask_start + query * mask_query + min(key, keys - 1) * mask_key]"
         if form.mask == ADDED:
             lines.append(f"x += float({at});")
         else:
-            keep.append(f"{at} != 0")
-    if keep:
-        lines.append(f"x = {' && '.join(keep)} ? x : -FLT_MAX;")
+            lines.append(f"x = {at} != 0 ? x : -FLT_MAX;")
+    if near:
+        # A query that has no key near has them all alike.
+        beside = "position" if form.causal else "position + int(window) - 1"
+        lines.append(f"const float far = {beside} < 0 ? -FLT_MAX : -INFINITY;")
+        lines.append(f"x = {' && '.join(near)} ? x : far;")
     if form.spans:
         lines.append("x = spans[3 * query + 2] != 0 ? -FLT_MAX : x;")
         inside = "key >= spans[3 * query] && key < spans[3 * query + 1]"
