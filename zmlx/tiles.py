@@ -79,8 +79,8 @@ template <int M, int K, int N, int WIDE, bool ALONG>
 inline void zmlx_product(thread float* sums, threadgroup float* a, thread float* right) {
     for (int m = 0; m < M; m += 8) {
         simdgroup_float8x8 sum;
-        sum.thread_elements()[0] = sums[m / 4];
-        sum.thread_elements()[1] = sums[m / 4 + 1];
+        sum.thread_elements()[0] = 0.0f;
+        sum.thread_elements()[1] = 0.0f;
         for (int k = 0; k < K; k += 8) {
             simdgroup_float8x8 x, y;
             x.thread_elements()[0] = right[k / 4];
@@ -92,8 +92,8 @@ inline void zmlx_product(thread float* sums, threadgroup float* a, thread float*
             }
             simdgroup_multiply_accumulate(sum, x, y, sum);
         }
-        sums[m / 4] = sum.thread_elements()[0];
-        sums[m / 4 + 1] = sum.thread_elements()[1];
+        sums[m / 4] += sum.thread_elements()[0];
+        sums[m / 4 + 1] += sum.thread_elements()[1];
     }
 }
 """
@@ -139,13 +139,13 @@ inline void zmlx_stage(
     }
 }
 
-// A block of sums: rows `wide` apart.
+// A block of sums. What a tile adds is summed by itself first: fewer roundings of a long sum.
 template <int K, int N, int WIDE, bool ALONG, class Left, class Right>
 inline void zmlx_block(thread float* sums, Left a, Right right) {
     float block[BLOCK_ROWS][32];
     for (int i = 0; i < BLOCK_ROWS; ++i) {
         for (int j = 0; j < 32; ++j) {
-            block[i][j] = sums[i * N + j];
+            block[i][j] = 0.0f;
         }
     }
     for (int k = 0; k < K; ++k) {
@@ -158,7 +158,7 @@ inline void zmlx_block(thread float* sums, Left a, Right right) {
     }
     for (int i = 0; i < BLOCK_ROWS; ++i) {
         for (int j = 0; j < 32; ++j) {
-            sums[i * N + j] = block[i][j];
+            sums[i * N + j] += block[i][j];
         }
     }
 }
