@@ -28,7 +28,7 @@ from zmlx import metal
 from zmlx.language import REFUSALS
 from zmlx.registry import calls, get, ops
 from zmlx.targets import cuda
-from zmlx.testing import check_forward, check_gradient, draw, gradients
+from zmlx.testing import check_forward, check_gradient, differentiated, draw, gradients
 
 pytestmark = needs_nvrtc
 
@@ -65,7 +65,7 @@ def call(op, case, dtype):
     with zmlx.target("cuda"):
         outputs = op.function(*values, **case.options)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        which = [i for i in op.differentiable if values[i] is not None]
+        which = differentiated(op, values)
         if which:
             cotangents = [mx.ones(o.shape, o.dtype) for o in outputs]
             gradients(lambda *xs: op.function(*xs, **case.options), values, which, cotangents)

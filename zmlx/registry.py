@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 
 from .arguments import Argument
@@ -25,14 +26,15 @@ class Option:
 
 @dataclass(frozen=True)
 class Case:
-    """Shapes and options of one test or benchmark call: leading axes, sizes of the symbols, and
-    whether the optional arguments are given."""
+    """Shapes and options of one test or benchmark call: leading axes, sizes of the symbols,
+    whether the optional arguments are given, and dtypes of arguments that are not the call's."""
 
     lead: tuple[int, ...]
     sizes: Mapping[str, int]
     why: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     optional: bool = True
+    dtypes: Mapping[str, mx.Dtype] = field(default_factory=dict)
 
 
 #: Shapes for ops on (*, D) arrays.
@@ -73,6 +75,8 @@ class Op:
         paper: where the method comes from.
         reads_backward: arguments that the backward reads; statistics: float32 values per row that
             the forward keeps for it.
+        flops: operations of a forward where it is a matrix product, as an expression of the symbols
+            and `rows`, the leading axes; then its rate is measured in these.
         torch: the same op as an expression of torch, of the argument names and `F`.
         cases, long_cases, benchmarks: shapes; see `ROWS`.
         samples: how to draw an argument that is not normally distributed, by name; called with a
@@ -97,6 +101,7 @@ class Op:
     paper: str = ""
     reads_backward: tuple[str, ...] = ()
     statistics: int = 0
+    flops: str = ""
     torch: str = ""
     cases: tuple[Case, ...] = ROWS
     long_cases: tuple[Case, ...] = LONG_ROWS

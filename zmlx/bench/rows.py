@@ -53,7 +53,7 @@ def pose(op: Op, case: Case, dtype: mx.Dtype) -> tuple[Problem, tuple[mx.array, 
     rng = np.random.default_rng(1)
     cotangents = tuple(mx.array(rng.standard_normal(o.shape)).astype(o.dtype) for o in outputs)
     mx.eval(outputs, cotangents)
-    which = tuple(i for i in op.differentiable if values[i] is not None)
+    which = tuple(testing.differentiated(op, values))
     return Problem(op, values, options, which, cotangents), outputs
 
 

@@ -14,6 +14,8 @@ scans         cumsum cumprod
 rope          rope rope_append qk_norm_rope
 moe           topk_gating moe_sort moe_dispatch moe_combine expert_ffn
 optimizers    adamw lion sgd
+attention     scaled_dot_product_attention varlen_attention decode_attention paged_attention
+              quantized_attention
 """
 
 from ..backend import require_mlx
@@ -45,7 +47,9 @@ from .activations import (
     tanh,
 )
 from .arg_reductions import argmax, argmin
+from .attention import scaled_dot_product_attention
 from .cross_entropy import cross_entropy
+from .decode import decode_attention
 from .divergences import js_div, kl_div
 from .dropout import dropout
 from .glu import (
@@ -77,7 +81,9 @@ from .norms_dropout import (
     rms_norm_dropout,
 )
 from .optimizer_steps import adamw, lion, sgd
+from .paged import paged_attention
 from .qk_norm_rope import qk_norm_rope
+from .quantized import quantized_attention
 from .reductions import max, mean, min, std, sum, var
 from .rope import rope
 from .rope_append import rope_append
@@ -85,6 +91,7 @@ from .scans import cumprod, cumsum
 from .softmax import log_softmax, logsumexp, softmax
 from .sparsemax import sparsemax
 from .topk import topk
+from .varlen import varlen_attention
 
 __all__ = [
     "adamw",
@@ -96,6 +103,7 @@ __all__ = [
     "cross_entropy",
     "cumprod",
     "cumsum",
+    "decode_attention",
     "dropout",
     "dropout_add_layer_norm",
     "dropout_add_rms_norm",
@@ -135,7 +143,9 @@ __all__ = [
     "moe_combine",
     "moe_dispatch",
     "moe_sort",
+    "paged_attention",
     "qk_norm_rope",
+    "quantized_attention",
     "reglu",
     "reglu_packed",
     "relu",
@@ -144,6 +154,7 @@ __all__ = [
     "rms_norm_dropout",
     "rope",
     "rope_append",
+    "scaled_dot_product_attention",
     "selu",
     "sgd",
     "sigmoid",
@@ -162,4 +173,5 @@ __all__ = [
     "topk",
     "topk_gating",
     "var",
+    "varlen_attention",
 ]
