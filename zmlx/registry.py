@@ -119,7 +119,7 @@ class Op:
         return tuple(i for i, a in enumerate(self.arguments) if a.differentiable)
 
 
-#: `Op.needs` of what counts elements with `mx.cumsum` where shapes are not known.
+#: `Op.needs` of scans, and of what counts elements with `mx.cumsum` where shapes are not known.
 COUNTS_ELEMENTS = {"shapeless compile": "0.32.3"}
 
 _ops: dict[str, Op] = {}

@@ -25,7 +25,7 @@ from ..arguments import Argument, check, check_number
 from ..autograd import sum_chunks
 from ..body import BodyKernel, Plan, constant
 from ..metal import KernelSpec, scalar
-from ..registry import Case, Op, Option, register
+from ..registry import COUNTS_ELEMENTS, Case, Op, Option, register
 from ..transforms import Arrays
 from .rope import rope_reference, turning
 from .rope_kernels import (
@@ -521,6 +521,7 @@ register(
         outputs=("(*, H, L, D)", "(*, K, L, D)"),
         paper="Henry et al. 2020, arXiv:2010.04245; Su et al. 2021, arXiv:2104.09864",
         reads_backward=("q", "k", "q_weight", "k_weight"),
+        needs=COUNTS_ELEMENTS,
         torch="(lambda turn: (turn(F.rms_norm(q, q.shape[-1:], q_weight, eps)),"
         " turn(F.rms_norm(k, k.shape[-1:], k_weight, eps))))((lambda t: lambda x: torch.cat("
         "(x[..., : x.shape[-1] // 2] * t.cos() - x[..., x.shape[-1] // 2 :] * t.sin(),"
