@@ -11,7 +11,7 @@ dropout       dropout
 losses        cross_entropy linear_cross_entropy kl_div js_div
 reductions    sum mean max min var std argmax argmin topk
 scans         cumsum cumprod
-rope          rope rope_append qk_norm_rope
+rope          rope rope_append qk_norm_rope, with rope_freqs for their frequencies
 """
 
 from ..backend import require_mlx
@@ -73,6 +73,7 @@ from .qk_norm_rope import qk_norm_rope
 from .reductions import max, mean, min, std, sum, var
 from .rope import rope
 from .rope_append import rope_append
+from .rope_freqs import rope_freqs
 from .scans import cumprod, cumsum
 from .softmax import log_softmax, logsumexp, softmax
 from .sparsemax import sparsemax
@@ -130,6 +131,7 @@ __all__ = [
     "rms_norm_dropout",
     "rope",
     "rope_append",
+    "rope_freqs",
     "selu",
     "sigmoid",
     "silu",
