@@ -34,12 +34,13 @@ _BODY = (
     const size_t row_step = sizes[7];
     const size_t row_head = sizes[8];
     const uint share = sizes[9];
+    const uint run = sizes[10];
 """
     + PACES
     + ARRAYS
     + """\
-    const uint first = thread_position_in_grid.y * BLOCK;
-    const uint count = min(uint(BLOCK), places - first);
+    const uint first = thread_position_in_grid.y * run;
+    const uint count = min(run, places - first);
     {
 """
     + TABLE
@@ -142,6 +143,28 @@ def _lanes(chosen: launch.Settings, half: int) -> int:
     return launch.pick(chosen, LANES=wanted)["LANES"]
 
 
+#: Runs that the positions are cut into, where that leaves enough of them in each.
+_RUNS = 16
+
+
+def _runs(rotation: Rotation, chosen: launch.Settings, places: int) -> tuple[int, int]:
+    """Positions that a thread has room for, and that it handles."""
+    least = rotation.block(chosen)
+    block = launch.pick(chosen, BLOCK=least if least == 1 else _block(rotation))["BLOCK"]
+    return block, min(block, max(least, -(-places // _RUNS)))
+
+
+def _block(rotation: Rotation) -> int:
+    # Rows of a head follow each other for long, and the table stays in the second cache.
+    return max(1, min(128, 8192 // rotation.half))
+
+
+def _together(chosen: launch.Settings, heads: int, itemsize: int) -> int:
+    """Heads that use what was read of the table at once, more where their rows are short."""
+    most = 4 if launch.is_cpu(chosen) and itemsize == 2 else 2
+    return next(n for n in (4, 2, 1) if n <= most and heads % n == 0)
+
+
 @cache
 def turn(rotation: Rotation, forward: bool) -> BodyKernel:
     """x, positions, frequencies (, axes), scale, direction → y."""
@@ -152,14 +175,18 @@ def turn(rotation: Rotation, forward: bool) -> BodyKernel:
         sizes = rotation.sizes(x, inputs[1])
         _check_size(x)
         lanes = _lanes(chosen, rotation.half)
-        block = launch.pick(chosen, BLOCK=rotation.block(chosen))["BLOCK"]
-        blocks = -(-sizes[0] // block)
+        block, run = _runs(rotation, chosen, sizes[0])
+        blocks = -(-sizes[0] // run)
         # As few threads as fill a GPU: a thread that has more heads computes fewer cosines.
         share = strides[0] if launch.is_cpu(chosen) else 4
         group = 1 if launch.is_cpu(chosen) else min(256 // lanes, max(blocks, 1))
         return Plan(
             (
-                *(("T", x.dtype), ("D", x.shape[-1]), ("TOGETHER", 2 - strides[0] % 2)),
+                *(
+                    ("T", x.dtype),
+                    ("D", x.shape[-1]),
+                    ("TOGETHER", _together(chosen, strides[0], x.itemsize)),
+                ),
                 *rotation.template(block, lanes),
             ),
             launch.Geometry(
@@ -167,7 +194,7 @@ def turn(rotation: Rotation, forward: bool) -> BodyKernel:
             ),
             (tuple(x.shape),),
             (x.dtype,),
-            (constant((*sizes, *strides, share), mx.uint32),),
+            (constant((*sizes, *strides, share, run), mx.uint32),),
         )
 
     def plain(rows: Any) -> Any:
