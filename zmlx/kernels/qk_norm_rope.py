@@ -78,9 +78,10 @@ class _Launch:
     @classmethod
     def of(cls, rotation: Rotation, chosen: launch.Settings, places: int, *, sums: bool) -> _Launch:
         lanes = launch.pick(chosen, LANES=1 if launch.is_cpu(chosen) else 32)["LANES"]
-        block = rotation.block(chosen)
         if not sums:
-            return cls(lanes, block, -(-places // block), block)
+            block, run = rotation.runs(chosen, places)
+            return cls(lanes, block, -(-places // run), run)
+        block = rotation.block(chosen)
         chunk = max(1, -(-places // _CHUNKS))
         return cls(lanes, block, max(1, -(-places // chunk)), chunk)
 

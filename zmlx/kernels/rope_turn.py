@@ -143,22 +143,6 @@ def _lanes(chosen: launch.Settings, half: int) -> int:
     return launch.pick(chosen, LANES=wanted)["LANES"]
 
 
-#: Runs that the positions are cut into, where that leaves enough of them in each.
-_RUNS = 16
-
-
-def _runs(rotation: Rotation, chosen: launch.Settings, places: int) -> tuple[int, int]:
-    """Positions that a thread has room for, and that it handles."""
-    least = rotation.block(chosen)
-    block = launch.pick(chosen, BLOCK=least if least == 1 else _block(rotation))["BLOCK"]
-    return block, min(block, max(least, -(-places // _RUNS)))
-
-
-def _block(rotation: Rotation) -> int:
-    # Rows of a head follow each other for long, and the table stays in the second cache.
-    return max(1, min(128, 8192 // rotation.half))
-
-
 def _together(chosen: launch.Settings, heads: int, itemsize: int) -> int:
     """Heads that use what was read of the table at once, more where their rows are short."""
     most = 4 if launch.is_cpu(chosen) and itemsize == 2 else 2
@@ -175,7 +159,7 @@ def turn(rotation: Rotation, forward: bool) -> BodyKernel:
         sizes = rotation.sizes(x, inputs[1])
         _check_size(x)
         lanes = _lanes(chosen, rotation.half)
-        block, run = _runs(rotation, chosen, sizes[0])
+        block, run = rotation.runs(chosen, sizes[0])
         blocks = -(-sizes[0] // run)
         # As few threads as fill a GPU: a thread that has more heads computes fewer cosines.
         share = strides[0] if launch.is_cpu(chosen) else 4
