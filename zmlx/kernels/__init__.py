@@ -11,7 +11,7 @@ dropout       dropout
 losses        cross_entropy linear_cross_entropy kl_div js_div
 reductions    sum mean max min var std argmax argmin topk
 scans         cumsum cumprod
-rope          rope rope_append qk_norm_rope
+rope          rope rope_append qk_norm_rope, with rope_freqs for their frequencies
 moe           topk_gating moe_sort moe_dispatch moe_combine expert_ffn
 optimizers    adamw lion sgd
 attention     scaled_dot_product_attention varlen_attention decode_attention paged_attention
@@ -87,6 +87,7 @@ from .quantized import quantized_attention
 from .reductions import max, mean, min, std, sum, var
 from .rope import rope
 from .rope_append import rope_append
+from .rope_freqs import rope_freqs
 from .scans import cumprod, cumsum
 from .softmax import log_softmax, logsumexp, softmax
 from .sparsemax import sparsemax
@@ -154,6 +155,7 @@ __all__ = [
     "rms_norm_dropout",
     "rope",
     "rope_append",
+    "rope_freqs",
     "scaled_dot_product_attention",
     "selu",
     "sgd",
