@@ -1,0 +1,303 @@
+//! A codegen pattern as a function of arrays: what `zmlx/pattern.py` is in Python, without
+//! gradients.
+
+const std = @import("std");
+const arrays = @import("array.zig");
+const codegen = @import("codegen.zig");
+const errors = @import("errors.zig");
+const geometry = @import("launch.zig");
+const metal = @import("metal.zig");
+const specs = @import("spec.zig");
+const Allocator = std.mem.Allocator;
+const Array = arrays.Array;
+const Dtype = arrays.Dtype;
+const Error = errors.Error;
+
+/// The dtype of an output array: fixed, or the promotion of those of some inputs.
+pub const DtypeRule = union(enum) { dtype: Dtype, promotion: []const []const u8 };
+
+/// A pattern with a name, dtypes, and functions that its expressions call.
+pub const PatternKernel = struct {
+    /// The part before "__" names the op in errors.
+    name: []const u8,
+    pattern: codegen.Pattern,
+    /// A rule per output array.
+    dtypes: []const DtypeRule,
+    header: []const u8 = "",
+    /// A fixed number of row chunks of column outputs, or 0 for the number that fits the rows.
+    chunks: u32 = 0,
+
+    /// The specification; its texts belong to `arena`.
+    pub fn spec(kernel: PatternKernel, arena: Allocator) Error!specs.KernelSpec {
+        const pattern = kernel.pattern;
+        if (try pattern.problem(arena)) |reason| return errors.invalid("{s}", .{reason});
+        return .{
+            .name = kernel.name,
+            .input_names = try pattern.inputNames(arena),
+            .output_names = try pattern.outputNames(arena),
+            .body = try pattern.source(arena),
+            .header = try std.mem.concat(
+                arena,
+                u8,
+                &.{ kernel.header, try pattern.header(arena) },
+            ),
+        };
+    }
+};
+
+/// What a pattern kernel needs at every launch, found once.
+const Prepared = struct {
+    arena: std.heap.ArenaAllocator,
+    kernel: metal.MetalKernel,
+    inputs: []const []const u8,
+    outputs: []const []const u8,
+    /// For each output of the pattern: the name of its dtype, and the array that has it.
+    templates: []const struct { name: []const u8, array: usize },
+    /// The first output of each array.
+    firsts: []const codegen.parts.Output,
+    /// The array that gives rows and row length, and what its rows are divided by.
+    like: usize,
+    parts: i32,
+    drawn: bool,
+
+    fn dtypeOf(p: *const Prepared, rule: DtypeRule, inputs: []const Array) Dtype {
+        switch (rule) {
+            .dtype => |dtype| return dtype,
+            .promotion => |names| {
+                var dtype = inputs[indexOf(p.inputs, names[0]).?].dtype();
+                for (names[1..]) |n| dtype = dtype.promote(inputs[indexOf(p.inputs, n).?].dtype());
+                return dtype;
+            },
+        }
+    }
+};
+
+/// Kernels and constants of a program: made once, used by any number of threads.
+pub const Context = struct {
+    gpa: Allocator,
+    kernels: metal.KernelCache,
+    /// Tests run the geometry of a GPU on the CPU.
+    kind: geometry.Kind,
+    mutex: std.Io.Mutex = .init,
+    prepared: std.AutoHashMapUnmanaged(*const PatternKernel, *Prepared) = .empty,
+    constants: std.AutoHashMapUnmanaged(u64, Array) = .empty,
+
+    /// `gpa` must be thread-safe if several threads use the context.
+    pub fn init(gpa: Allocator, io: std.Io) Context {
+        return .{
+            .gpa = gpa,
+            .kernels = .init(gpa, io),
+            .kind = if (arrays.target() == .gpu) .gpu else .cpu,
+        };
+    }
+
+    pub fn deinit(context: *Context) void {
+        var values = context.prepared.valueIterator();
+        while (values.next()) |p| {
+            p.*.kernel.deinit();
+            p.*.arena.deinit();
+            context.gpa.destroy(p.*);
+        }
+        context.prepared.deinit(context.gpa);
+        var constants = context.constants.valueIterator();
+        while (constants.next()) |a| a.deinit();
+        context.constants.deinit(context.gpa);
+        context.kernels.deinit();
+        context.* = undefined;
+    }
+
+    /// Launches `kernel`, which must live as long as the context, and fills `outputs`.
+    pub fn run(
+        context: *Context,
+        kernel: *const PatternKernel,
+        inputs: []const Array,
+        outputs: []Array,
+    ) Error!void {
+        const p = try context.preparedOf(kernel);
+        const pattern = kernel.pattern;
+        const op = kernel.name[0 .. std.mem.find(u8, kernel.name, "__") orelse kernel.name.len];
+        if (inputs.len != p.inputs.len) return errors.invalid(
+            "[{s}] takes {d} arrays but got {d}.",
+            .{ op, p.inputs.len, inputs.len },
+        );
+        var fallback = std.heap.stackFallback(4096, context.gpa);
+        var arena_state: std.heap.ArenaAllocator = .init(fallback.get());
+        defer arena_state.deinit();
+        const arena = arena_state.allocator();
+
+        const shape = inputs[p.like].shape();
+        if (shape.len == 0) return errors.invalid(
+            "[{s}] '{s}' must have at least one axis but got ().",
+            .{ op, p.inputs[p.like] },
+        );
+        const lead = shape[0 .. shape.len - 1];
+        const d: u32 = @intCast(@divFloor(shape[lead.len], p.parts));
+        // An elementwise kernel counts its elements instead.
+        const rows = if (pattern == .elementwise) 1 else try rowCount(op, lead);
+        const least: u32 = if (p.drawn) 4 else 1;
+        const chosen = if (kernel.chunks > 0)
+            geometry.Chunks{ .count = kernel.chunks, .rows = @max(1, ceil(rows, kernel.chunks)) }
+        else
+            geometry.rowChunks(rows);
+
+        var launch_inputs: std.ArrayList(Array) = try .initCapacity(arena, inputs.len + 3);
+        launch_inputs.appendSliceAssumeCapacity(inputs);
+        var chunked = false;
+        const g = switch (pattern) {
+            .elementwise => g: {
+                const size = inputs[p.like].size();
+                launch_inputs.appendAssumeCapacity(try context.constant(size));
+                break :g geometry.elementwise(context.kind, size, least);
+            },
+            .rowwise, .columnwise => g: {
+                launch_inputs.appendAssumeCapacity(try context.constant(rows));
+                launch_inputs.appendAssumeCapacity(try context.constant(d));
+                chunked = pattern == .columnwise or pattern.rowwise.hasColumns();
+                if (chunked) launch_inputs.appendAssumeCapacity(try context.constant(chosen.rows));
+                if (pattern == .columnwise) {
+                    break :g geometry.columnwise(context.kind, chosen.count, d);
+                }
+                if (chunked) break :g geometry.rowwiseChunks(context.kind, chosen.count, d, least);
+                break :g geometry.rowwise(context.kind, rows, d, pattern.rowwise.isCapped(), least);
+            },
+        };
+
+        const shapes = try arena.alloc([]const i32, p.outputs.len);
+        const dtypes = try arena.alloc(Dtype, p.outputs.len);
+        for (shapes, dtypes, p.firsts, kernel.dtypes) |*to, *dtype, y, rule| {
+            dtype.* = p.dtypeOf(rule, inputs);
+            if (pattern == .columnwise or y.kind == .column) {
+                to.* = try arena.dupe(i32, &.{ @intCast(chosen.count), @intCast(d) });
+            } else if (pattern == .elementwise) {
+                to.* = shape;
+            } else if (y.kind == .per_row) {
+                to.* = lead;
+            } else {
+                const whole = try arena.dupe(i32, shape);
+                whole[lead.len] = @intCast(d * y.parts);
+                to.* = whole;
+            }
+        }
+        var template: std.ArrayList(metal.TemplateArgument) = .empty;
+        for (p.templates) |t| {
+            try template.append(arena, .{ .name = t.name, .value = .{ .dtype = dtypes[t.array] } });
+        }
+        for (g.template()) |c| {
+            try template.append(arena, .{ .name = c.name, .value = .{ .int = @intCast(c.value) } });
+        }
+        try p.kernel.launch(launch_inputs.items, .{
+            .template = template.items,
+            .grid = g.grid,
+            .threadgroup = g.threadgroup,
+            .output_shapes = shapes,
+            .output_dtypes = dtypes,
+        }, outputs);
+    }
+
+    /// The output of a kernel that has one.
+    pub fn one(context: *Context, kernel: *const PatternKernel, inputs: []const Array) Error!Array {
+        var output: [1]Array = undefined;
+        try context.run(kernel, inputs, &output);
+        return output[0];
+    }
+
+    /// A 0-d array that is made once: uint32, or uint64 beyond.
+    fn constant(context: *Context, value: u64) Error!Array {
+        context.mutex.lockUncancelable(context.kernels.io);
+        defer context.mutex.unlock(context.kernels.io);
+        if (context.constants.get(value)) |a| return a;
+        const a = if (std.math.cast(u32, value)) |small|
+            try Array.scalar(u32, small)
+        else
+            try Array.scalar(u64, value);
+        errdefer a.deinit();
+        try context.constants.put(context.gpa, value, a);
+        return a;
+    }
+
+    fn preparedOf(context: *Context, kernel: *const PatternKernel) Error!*const Prepared {
+        context.mutex.lockUncancelable(context.kernels.io);
+        defer context.mutex.unlock(context.kernels.io);
+        if (context.prepared.get(kernel)) |p| return p;
+        const p = try prepare(context, kernel);
+        errdefer {
+            p.kernel.deinit();
+            p.arena.deinit();
+            context.gpa.destroy(p);
+        }
+        try context.prepared.put(context.gpa, kernel, p);
+        return p;
+    }
+};
+
+fn prepare(context: *Context, kernel: *const PatternKernel) Error!*Prepared {
+    const gpa = context.gpa;
+    const pattern = kernel.pattern;
+    const p = try gpa.create(Prepared);
+    errdefer gpa.destroy(p);
+    p.arena = .init(gpa);
+    errdefer p.arena.deinit();
+    const arena = p.arena.allocator();
+    // The texts are copied by the kernel.
+    var scratch: std.heap.ArenaAllocator = .init(gpa);
+    defer scratch.deinit();
+    const spec = try kernel.spec(scratch.allocator());
+
+    p.inputs = try pattern.inputArrays(arena);
+    p.outputs = try pattern.outputArrays(arena);
+    const firsts = try arena.alloc(codegen.parts.Output, p.outputs.len);
+    for (firsts, p.outputs) |*first, name| first.* = for (pattern.outputs()) |y| {
+        if (std.mem.eql(u8, y.arrayName(), name)) break y;
+    } else unreachable;
+    p.firsts = firsts;
+    if (kernel.dtypes.len != firsts.len) return errors.invalid(
+        "[{s}] 'dtypes' must have {d} entries but got {d}.",
+        .{ kernel.name, firsts.len, kernel.dtypes.len },
+    );
+    for (kernel.dtypes) |rule| switch (rule) {
+        .dtype => {},
+        .promotion => |names| for (names) |name| if (indexOf(p.inputs, name) == null) {
+            return errors.invalid(
+                "[{s}] 'dtypes' must name inputs but got '{s}'.",
+                .{ kernel.name, name },
+            );
+        },
+    };
+    const Template = @typeInfo(@TypeOf(p.templates)).pointer.child;
+    var templates: std.ArrayList(Template) = .empty;
+    for (pattern.outputs()) |y| if (y.kind != .column) try templates.append(arena, .{
+        .name = try std.mem.concat(arena, u8, &.{ y.name, "_t" }),
+        .array = indexOf(p.outputs, y.arrayName()).?,
+    });
+    p.templates = templates.items;
+    const like = for (pattern.inputs()) |x| {
+        if (x.kind == .row or x.kind == .full) break x;
+    } else return errors.invalid(
+        "[{s}] the pattern must have a row or full operand but has none.",
+        .{kernel.name},
+    );
+    p.like = indexOf(p.inputs, like.arrayName()).?;
+    p.parts = @intCast(like.parts);
+    p.drawn = false;
+    for (pattern.inputs()) |x| p.drawn = p.drawn or x.kind == .random;
+    p.kernel = try context.kernels.get(spec);
+    return p;
+}
+
+fn indexOf(names: []const []const u8, name: []const u8) ?usize {
+    for (names, 0..) |n, i| if (std.mem.eql(u8, n, name)) return i;
+    return null;
+}
+
+fn ceil(a: u32, b: u32) u32 {
+    return (a + b - 1) / b;
+}
+
+fn rowCount(op: []const u8, lead: []const i32) Error!u32 {
+    var rows: u64 = 1;
+    for (lead) |n| rows *|= @intCast(n);
+    return std.math.cast(u32, rows) orelse errors.invalid(
+        "[{s}] rows must be below 2^32 but got {d}.",
+        .{ op, rows },
+    );
+}

@@ -1,0 +1,3 @@
+const zmlx = @import("zmlx");
+pub fn main() void {}
+test { _ = zmlx; }
