@@ -59,6 +59,16 @@ const Prepared = struct {
     like: usize,
     parts: i32,
     drawn: bool,
+    /// For each array of the inputs: what its last operand is.
+    kinds: []const codegen.parts.Operand.Kind,
+
+    /// Whether elements lie in a 0-d array. Metal gets that by reference, and the body indexes it.
+    fn hasPoint(p: *const Prepared, inputs: []const Array) bool {
+        for (p.kinds, inputs) |kind, x| {
+            if (kind != .scalar and kind != .random and x.ndim() == 0) return true;
+        }
+        return false;
+    }
 
     fn dtypeOf(p: *const Prepared, rule: DtypeRule, inputs: []const Array) Dtype {
         switch (rule) {
@@ -120,16 +130,13 @@ pub const Context = struct {
             "[{s}] takes {d} arrays but got {d}.",
             .{ op, p.inputs.len, inputs.len },
         );
+        if (p.hasPoint(inputs)) return context.runLifted(kernel, p, inputs, outputs);
         var fallback = std.heap.stackFallback(4096, context.gpa);
         var arena_state: std.heap.ArenaAllocator = .init(fallback.get());
         defer arena_state.deinit();
         const arena = arena_state.allocator();
 
         const shape = inputs[p.like].shape();
-        if (shape.len == 0) return errors.invalid(
-            "[{s}] '{s}' must have at least one axis but got ().",
-            .{ op, p.inputs[p.like] },
-        );
         const lead = shape[0 .. shape.len - 1];
         const d: u32 = @intCast(@divFloor(shape[lead.len], p.parts));
         // An elementwise kernel counts its elements instead.
@@ -192,6 +199,37 @@ pub const Context = struct {
             .output_shapes = shapes,
             .output_dtypes = dtypes,
         }, outputs);
+    }
+
+    /// The launch with a leading axis of one.
+    fn runLifted(
+        context: *Context,
+        kernel: *const PatternKernel,
+        p: *const Prepared,
+        inputs: []const Array,
+        outputs: []Array,
+    ) Error!void {
+        var arena_state: std.heap.ArenaAllocator = .init(context.gpa);
+        defer arena_state.deinit();
+        const arena = arena_state.allocator();
+        const lifted = try arena.alloc(Array, inputs.len);
+        var made: usize = 0;
+        defer for (lifted[0..made]) |a| a.deinit();
+        for (lifted, inputs, p.kinds) |*to, x, kind| {
+            to.* = switch (kind) {
+                .scalar, .random, .column => try x.clone(),
+                else => try x.reshape(try std.mem.concat(arena, i32, &.{ &.{1}, x.shape() })),
+            };
+            made += 1;
+        }
+        const raised = try arena.alloc(Array, outputs.len);
+        try context.run(kernel, lifted, raised);
+        defer for (raised) |a| a.deinit();
+        for (outputs, raised, p.firsts, 0..) |*to, y, first, i| {
+            errdefer for (outputs[0..i]) |a| a.deinit();
+            const sums = kernel.pattern == .columnwise or first.kind == .column;
+            to.* = if (sums) try y.clone() else try y.reshape(y.shape()[1..]);
+        }
     }
 
     /// The output of a kernel that has one.
@@ -278,6 +316,9 @@ fn prepare(context: *Context, kernel: *const PatternKernel) Error!*Prepared {
     );
     p.like = indexOf(p.inputs, like.arrayName()).?;
     p.parts = @intCast(like.parts);
+    const kinds = try arena.alloc(codegen.parts.Operand.Kind, p.inputs.len);
+    for (pattern.inputs()) |x| kinds[indexOf(p.inputs, x.arrayName()).?] = x.kind;
+    p.kinds = kinds;
     p.drawn = false;
     for (pattern.inputs()) |x| p.drawn = p.drawn or x.kind == .random;
     p.kernel = try context.kernels.get(spec);

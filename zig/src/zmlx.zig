@@ -17,6 +17,7 @@ pub const Dtype = arrays.Dtype;
 pub const Error = @import("errors.zig").Error;
 pub const KernelCache = metal.KernelCache;
 pub const KernelSpec = @import("spec.zig").KernelSpec;
+pub const Launch = metal.Launch;
 pub const MetalKernel = metal.MetalKernel;
 pub const PatternKernel = @import("pattern_kernel.zig").PatternKernel;
 pub const Stream = arrays.Stream;

@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from . import zig
 from .result import Overhead
 
 #: Fresh processes behind a median.
@@ -49,6 +50,8 @@ def overheads() -> Iterator[Overhead]:
         yield Overhead("kernels that a second process compiles", again["compiled"], "", 0)
         yield from _imports(environment)
         yield _call(_worker("call", environment))
+    if zig.available():
+        yield from zig.overheads()
 
 
 def _worker(step: str, environment: dict[str, str]) -> dict[str, Any]:
