@@ -65,8 +65,13 @@ pub fn build(b: *Build) !void {
     const filters = b.option([]const []const u8, "test-filter", "only tests named so") orelse &.{};
     const test_step = b.step("test", "Run the tests");
     for ([_]*Build.Module{ module, test_module }) |root| {
-        const tests = b.addTest(.{ .root_module = root, .filters = filters });
-        test_step.dependOn(&b.addRunArtifact(tests).step);
+        const run = b.addRunArtifact(b.addTest(.{ .root_module = root, .filters = filters }));
+        if (options.sanitize) {
+            // Its run-time library must be the first that is loaded.
+            const path = b.run(&.{ options.cxx, "-print-file-name=libasan.so" });
+            run.setEnvironmentVariable("LD_PRELOAD", std.mem.trim(u8, path, " \r\n"));
+        }
+        test_step.dependOn(&run.step);
     }
 }
 
@@ -184,11 +189,6 @@ fn compile(b: *Build, options: Options, source: []const u8, with_core: bool) Bui
 }
 
 fn linkShim(b: *Build, module: *Build.Module, library: Build.LazyPath, options: Options) void {
-    if (options.sanitize) {
-        // The run-time library of the sanitizer must be the first that is loaded.
-        const path = b.run(&.{ options.cxx, "-print-file-name=libasan.so" });
-        module.addObjectFile(.{ .cwd_relative = std.mem.trim(u8, path, " \r\n") });
-    }
     module.addObjectFile(library);
     module.addRPath(library.dirname()); // run from the cache
     if (options.target.result.os.tag == .macos) {

@@ -2,6 +2,7 @@
 // core (ZMLX_CORE), the one that Python uses.
 #include "shim.h"
 
+#include <cstdlib>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -209,6 +210,13 @@ std::unique_ptr<Runner> runner_of(const zmlx_kernel_spec& spec) {
 }
 
 }  // namespace
+
+#ifdef __SANITIZE_ADDRESS__
+// The sanitizer is preloaded; the compilers that kernels start must not inherit it.
+__attribute__((constructor)) static void keep_preload_to_this_process() {
+  unsetenv("LD_PRELOAD");
+}
+#endif
 
 struct zmlx_metal_kernel {
   std::unique_ptr<Runner> runner;
