@@ -142,12 +142,48 @@ def test_cross_entropy_is_python_s_bit_for_bit(values, dtype, reduction, ignore_
         )
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize(
+    "shape, options",
+    [
+        ((2, 3, 7, 16), {}),
+        ((1, 5, 32), {"traditional": True, "offset": 1000}),
+        ((2, 5, 4, 64), {"layout": "BLHD", "dims": 32, "base": 500.0}),
+        ((3, 2, 2, 9, 8), {"scale": 0.5, "offset": -3, "dims": 6}),
+        ((1, 1, 1, 128), {"offset": 123456, "base": 1e6}),
+        ((0, 2, 3, 8), {}),
+    ],
+    ids=str,
+)
+def test_rope_is_python_s_bit_for_bit(values, shape, options, dtype):
+    def function(x: mx.array, **arrays: mx.array) -> mx.array:
+        return kernels.rope(x, **arrays, **options)
+
+    x = drawn(0, shape, dtype)
+    compare(values, "rope", function, {"x": x}, ("x",), **options)
+    if "offset" in options:
+        return
+    steps = shape[1 if "layout" in options else -2]
+    places = mx.array(np.random.default_rng(1).integers(0, 99, (shape[0], steps)), dtype=mx.int32)
+    freqs = mx.abs(drawn(2, (options.get("dims", shape[-1]) // 2,), mx.float32)) + 0.5
+    without = {n: v for n, v in options.items() if n != "base"}
+
+    def placed(x: mx.array, **arrays: mx.array) -> mx.array:
+        return kernels.rope(x, **arrays, **without)
+
+    for positions in (places, places[:1], mx.arange(steps)):
+        arrays = {"x": x, "positions": positions, "freqs": freqs}
+        compare(values, "rope", placed, arrays, ("x",), **without)
+
+
 def test_the_geometry_of_a_gpu_gives_python_s_bits_too(values):
     x, weight = drawn(0, (5, 129), mx.float32), drawn(1, (129,), mx.float32)
     with launch.geometry("gpu"):
         compare(values, "softmax", kernels.softmax, {"x": x}, ("x",), geometry="gpu")
         arrays = {"x": x, "weight": weight}
         compare(values, "rms_norm", kernels.rms_norm, arrays, tuple(arrays), geometry="gpu")
+        heads = {"x": drawn(2, (2, 3, 5, 48), mx.float32)}
+        compare(values, "rope", kernels.rope, heads, ("x",), geometry="gpu")
 
 
 @pytest.mark.parametrize(
@@ -163,6 +199,10 @@ def test_the_geometry_of_a_gpu_gives_python_s_bits_too(values):
         ("cross_entropy", {"logits": mx.zeros((2, 5)), "targets": mx.zeros((3,), dtype=mx.int32)}),
         ("cross_entropy", {"logits": mx.zeros((2, 5)), "targets": mx.zeros((2,))}),
         ("cross_entropy", {"logits": mx.zeros((2, 5)), "targets": mx.array([0, 5])}),
+        ("rope", {"x": mx.zeros((2, 5))}),
+        ("rope", {"x": mx.zeros((2, 5, 7))}),
+        ("rope", {"x": mx.zeros((2, 5, 8)), "freqs": mx.zeros((3,))}),
+        ("rope", {"x": mx.zeros((2, 5, 8)), "positions": mx.zeros((4,), dtype=mx.int32)}),
     ],
 )
 def test_errors_are_python_s(values, op, arrays):

@@ -17,6 +17,7 @@ from zmlx.codegen import (
     Climb,
     Columnwise,
     Elementwise,
+    Fold,
     Let,
     Operand,
     Output,
@@ -24,7 +25,9 @@ from zmlx.codegen import (
     Pattern,
     Reduce,
     Rowwise,
+    Scan,
 )
+from zmlx.codegen.monoids import RANGES
 from zmlx.codegen.pattern import RESERVED, SUFFIXES
 from zmlx.metal import KernelSpec
 
@@ -135,6 +138,24 @@ ROWWISE = st.tuples(
     st.lists(st.builds(Check, EXPRESSIONS, NAMES, EXPRESSIONS), max_size=1).map(tuple),
 )
 
+MONOIDS = st.sampled_from([*codegen.MONOIDS, *codegen.MONOIDS, "median"])
+ELEMENTS = st.sampled_from([*RANGES, *RANGES, "half"])
+FLAG = st.booleans()
+FOLD = st.tuples(
+    MONOIDS, outputs(("row",)), ELEMENTS, FLAG, FLAG, FLAG, FLAG, operands(("scalar",))
+)
+SCAN = st.tuples(
+    MONOIDS,
+    outputs(("row",)),
+    ELEMENTS,
+    FLAG,
+    FLAG,
+    FLAG,
+    st.lists(NAMES, max_size=2).map(tuple),
+    st.lists(EXPRESSIONS, max_size=3).map(tuple),
+    FLAG,
+)
+
 
 def assert_same(generator: zig.Process, request: dict[str, Any], make: Any) -> None:
     """Zig answers `request` with what the pattern that `make` returns gives, or why it is none."""
@@ -157,6 +178,8 @@ def unchecked(kind: type[Pattern], fields: tuple[Any, ...]) -> dict[str, Any]:
     names = [f.name for f in dataclasses.fields(kind)]
     plain = [
         [dataclasses.asdict(x) if dataclasses.is_dataclass(x) else x for x in field]
+        if isinstance(field, tuple)
+        else field
         for field in fields
     ]
     return {"pattern": {kind.__name__.lower(): dict(zip(names, plain, strict=True))}}
@@ -177,10 +200,35 @@ def test_columnwise_patterns_are_the_same(generator, fields):
     assert_same(generator, unchecked(Columnwise, fields), lambda: Columnwise(*fields))
 
 
-@settings(EXAMPLES, max_examples=2000)
+@EXAMPLES
 @given(fields=ROWWISE)
 def test_rowwise_patterns_are_the_same(generator, fields):
     assert_same(generator, unchecked(Rowwise, fields), lambda: Rowwise(*fields))
+
+
+@EXAMPLES
+@given(fields=FOLD)
+def test_folds_are_the_same(generator, fields):
+    assert_same(generator, unchecked(Fold, fields), lambda: Fold(*fields))
+
+
+@EXAMPLES
+@given(fields=SCAN)
+def test_scans_are_the_same(generator, fields):
+    assert_same(generator, unchecked(Scan, fields), lambda: Scan(*fields))
+
+
+@pytest.mark.parametrize("op", codegen.MONOIDS)
+@pytest.mark.parametrize("columns", [False, True])
+def test_every_state_is_folded_and_scanned_the_same(generator, op, columns):
+    names = codegen.MONOIDS[op].names
+    out = tuple(Output(f"{n}_y", n) for n in names)
+    for merges, cut in ((False, False), (False, True), (True, False)):
+        fields = (op, out, "float", columns, merges, cut, False, ())
+        assert_same(generator, unchecked(Fold, fields), lambda f=fields: Fold(*f))
+    for reverse, exclusive, cut in ((False, False, True), (True, True, False)):
+        fields = (op, out, "int", columns, reverse, exclusive, ("w",), ("x * w",) * len(names), cut)
+        assert_same(generator, unchecked(Scan, fields), lambda f=fields: Scan(*f))
 
 
 def as_dict(**fields: Any) -> dict[str, Any]:
@@ -308,3 +356,30 @@ def test_geometries_are_the_same(generator, kind, rows, d, capped, least):
             "grid": list(g.grid),
             "threadgroup": list(g.threadgroup),
         }
+
+
+@EXAMPLES
+@given(
+    kind=st.sampled_from(["gpu", "cpu"]),
+    columns=FLAG,
+    scans=FLAG,
+    shape=st.tuples(st.integers(0, 300), st.integers(0, 2**17), st.integers(0, 300)),
+)
+def test_geometries_of_folds_and_scans_are_the_same(generator, kind, columns, scans, shape):
+    shape = shape if columns else shape[:2]
+    with launch.geometry(kind):
+        chosen = launch.settings()
+        parts, chunk = (launch.scan_parts if scans else launch.fold_parts)(shape, columns)
+        if columns:
+            g = launch.fold_columns(chosen, shape[0] * parts, shape[2], scans=scans)
+        else:
+            rows = launch.scan_rows if scans else launch.fold_rows
+            g = rows(chosen, shape[0] * parts, chunk)
+    request = {"kind": kind, "columns": columns, "scans": scans, "shape": shape}
+    assert generator.ask([{"geometry": {"axis": request}}]) == [
+        {
+            "template": [{"name": n, "value": v} for n, v in g.template],
+            "grid": list(g.grid),
+            "threadgroup": list(g.threadgroup),
+        }
+    ]

@@ -35,7 +35,7 @@ pub fn build(b: *Build) !void {
     const library = try addLibrary(b, options);
 
     const module = b.addModule("zmlx", moduleOptions(b, options, "src/zmlx.zig"));
-    linkShim(b, module, library, options);
+    linkShim(module, library, options);
     b.getInstallStep().dependOn(&b.addInstallLibFile(library, libraryName(options)).step);
     b.installFile("shim/shim.h", "include/zmlx/shim.h");
 
@@ -69,6 +69,7 @@ pub fn build(b: *Build) !void {
         if (options.sanitize) {
             // Its run-time library must be the first that is loaded.
             const path = b.run(&.{ options.cxx, "-print-file-name=libasan.so" });
+            run.setEnvironmentVariable("ASAN_OPTIONS", "use_sigaltstack=0");
             run.setEnvironmentVariable("LD_PRELOAD", std.mem.trim(u8, path, " \r\n"));
         }
         test_step.dependOn(&run.step);
@@ -188,7 +189,7 @@ fn compile(b: *Build, options: Options, source: []const u8, with_core: bool) Bui
     return cc.addOutputFileArg(b.fmt("{s}.o", .{stem}));
 }
 
-fn linkShim(b: *Build, module: *Build.Module, library: Build.LazyPath, options: Options) void {
+fn linkShim(module: *Build.Module, library: Build.LazyPath, options: Options) void {
     module.addObjectFile(library);
     module.addRPath(library.dirname()); // run from the cache
     if (options.target.result.os.tag == .macos) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from itertools import combinations
 from typing import Any
 from unittest import mock
@@ -11,35 +12,54 @@ import mlx.core as mx
 
 from zmlx import autograd, launch, metal, registry
 from zmlx.arguments import dimensions, dtype_name
+from zmlx.kernels import loss_reductions
+from zmlx.kernels.rope_kernels import EACH, START, STEPS, Rotation
 from zmlx.pattern import PatternKernel
 from zmlx.transforms import custom_function
 
-#: What Zig has functions for.
-OPS = ("softmax", "rms_norm", "layer_norm", "swiglu", "cross_entropy")
+# The package's name `rope` is the function.
+rope = import_module("zmlx.kernels.rope")
+
+#: What Zig has functions for, and the optional arguments that they take.
+OPS = {
+    "softmax": (),
+    "rms_norm": ("weight",),
+    "layer_norm": ("weight", "bias"),
+    "swiglu": ("gate_bias", "up_bias"),
+    "cross_entropy": (),
+}
 #: Of a row, so that kernels for long ones are met too.
 LENGTHS = (8, launch.LONGEST_KEPT_ROW + 1)
 
 
 def kernels() -> Iterator[tuple[str, PatternKernel]]:
-    """Each kernel under "op+given/part", where `given` are the optional arguments of the call."""
+    """Each kernel under "op+given/part", where `given` are the optional arguments of the call. What
+    the CPU launches instead in half precision is under "op+given@half/part"."""
     found: dict[str, PatternKernel] = {}
-    for name in OPS:
-        op = registry.get(name)
-        optional = [a.name for a in op.arguments if a.optional]
+    for name, optional in OPS.items():
         for count in range(len(optional) + 1):
             for given in combinations(optional, count):
                 for length in LENGTHS:
-                    for kernel in _launched(op, given, length):
-                        if kernel.name != name:
-                            continue
-                        part = kernel.spec.name.partition("__")[2] or "forward"
-                        key = f"{name}{''.join('+' + n for n in given)}/{part}"
-                        assert found.setdefault(key, kernel) is kernel, key
+                    for dtype in (mx.float32, mx.float16):
+                        for kernel in _launched(registry.get(name), given, length, dtype):
+                            if kernel.name != name:
+                                continue
+                            part = kernel.spec.name.partition("__")[2] or "forward"
+                            key = name + "".join(f"+{n}" for n in given)
+                            if found.get(f"{key}/{part}", kernel) is not kernel:
+                                assert dtype != mx.float32
+                                key += "@half"
+                            assert found.setdefault(f"{key}/{part}", kernel) is kernel, key
     found["sum_chunks"] = autograd._CHUNK_SUM
+    found["loss_sum"] = loss_reductions._SUM
+    found["loss_mean"] = loss_reductions._MEAN
+    found["loss_weighted_mean"] = loss_reductions._WEIGHTED_MEAN
     yield from found.items()
 
 
-def _launched(op: registry.Op, given: tuple[str, ...], length: int) -> list[PatternKernel]:
+def _launched(
+    op: registry.Op, given: tuple[str, ...], length: int, dtype: mx.Dtype
+) -> list[PatternKernel]:
     """What the op and its gradients launch, without compiling anything."""
     launched: list[PatternKernel] = []
 
@@ -58,7 +78,7 @@ def _launched(op: registry.Op, given: tuple[str, ...], length: int) -> list[Patt
     arrays = []
     for a in arguments:
         sizes = [factor * length if factor else 2 for factor, _ in dimensions(a.shape)]
-        arrays.append(mx.zeros(sizes, a.dtypes[0]))
+        arrays.append(mx.zeros(sizes, dtype if dtype in a.dtypes else a.dtypes[0]))
     wanted = [i for i, a in enumerate(arguments) if a.differentiable]
 
     def function(*some: mx.array) -> Any:
@@ -69,7 +89,8 @@ def _launched(op: registry.Op, given: tuple[str, ...], length: int) -> list[Patt
 
     def run(tracing: int, body: Callable[[], Any]) -> Any:
         with (
-            launch.target("metal"),
+            launch.target("cpu"),
+            mock.patch("zmlx.targets.cpu.run", return_value=None),
             mock.patch.object(PatternKernel, "_prepare", prepare),
             mock.patch.object(metal, "call", call),
             mock.patch("zmlx.pattern.cpu.maybe_tracing", return_value=tracing),
@@ -83,6 +104,18 @@ def _launched(op: registry.Op, given: tuple[str, ...], length: int) -> list[Patt
     for kernel in launched:
         kernel._launches.clear()
     return launched
+
+
+def rope_spec() -> metal.KernelSpec:
+    """The body of rope where it has positions of one axis; what else changes is no text."""
+    rotations = [
+        Rotation(4, True, False, START, False),
+        Rotation(8, False, True, EACH, True),
+        Rotation(2, False, False, STEPS, False),
+    ]
+    first, *others = {rope._turn(r, forward).spec for r in rotations for forward in (True, False)}
+    assert not others
+    return first
 
 
 def dtype_rule(rule: Any) -> dict[str, Any]:

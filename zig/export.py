@@ -17,15 +17,22 @@ ROOT = Path(__file__).resolve().parent.parent
 EXPORTED = Path(__file__).resolve().parent / "src" / "exported"
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
-from catalogue_kernels import OPS, arguments, dtype_rule, kernels  # noqa: E402
+from catalogue_kernels import OPS, arguments, dtype_rule, kernels, rope_spec  # noqa: E402
 
 from zmlx import codegen, launch, msl, native  # noqa: E402
+from zmlx.codegen import fold, monoids  # noqa: E402
 from zmlx.codegen import pattern as patterns  # noqa: E402
+
+HEAD = """\
+// Written by zig/export.py.
+// zig fmt: off
+"""
 
 #: Of `zmlx.launch`, by the names that Zig gives them.
 LAUNCH = (
     "LONGEST_KEPT_ROW", "_GPU_GROUP", "_GPU_VECTOR", "_CPU_ELEMENTS", "_CPU_ACCUMULATORS",
-    "_CPU_COLUMNS", "_COLUMN_CHUNKS",
+    "_CPU_COLUMNS", "_COLUMN_CHUNKS", "_FOLD_ACCUMULATORS", "_FOLD_COLUMNS", "_FOLD_PARTS",
+    "_SCAN_COLUMNS", "_SCAN_PARTS", "_SCAN_BLOCK", "_LEAST_PART", "_PARTS",
 )  # fmt: skip
 
 
@@ -67,6 +74,18 @@ def tables() -> dict[str, Any]:
         "reductions": [
             {"name": name, **dataclasses.asdict(rule)} for name, rule in codegen.REDUCTIONS.items()
         ],
+        "monoids": [
+            {
+                "name": name,
+                **plain(monoid),
+                "states": [{"name": n, "type": t} for n, t in monoid.states],
+            }
+            for name, monoid in codegen.MONOIDS.items()
+        ],
+        "ranges": [
+            {"type": t, "lowest": low, "highest": high} for t, (low, high) in monoids.RANGES.items()
+        ],
+        "fold_block": fold._BLOCK,
         "reserved": sorted(patterns.RESERVED),
         "suffixes": list(patterns.SUFFIXES),
         "launch": {n.strip("_").lower(): getattr(launch, n) for n in LAUNCH},
@@ -87,6 +106,7 @@ def plain(item: Any) -> Any:
 
 def catalogue() -> dict[str, Any]:
     """The kernels of some ops and their declared arguments."""
+    rope = rope_spec()
     return {
         "ops": [
             {
@@ -97,6 +117,14 @@ def catalogue() -> dict[str, Any]:
             }
             for op in OPS
         ],
+        "rope": {
+            "name": rope.name,
+            "input_names": list(rope.input_names),
+            "output_names": list(rope.output_names),
+            "body": rope.body,
+            "header": rope.header,
+        },
+        "rope_full_name": rope.full_name,
         "kernels": [
             {
                 "key": key,
@@ -124,11 +152,8 @@ def core() -> dict[str, Any]:
 
 def files() -> dict[str, str]:
     """Name and text of each file."""
-    return {
-        "tables.zon": zon(tables()) + "\n",
-        "catalogue.zon": zon(catalogue()) + "\n",
-        "core.zon": zon(core()) + "\n",
-    }
+    contents = {"tables": tables(), "catalogue": catalogue(), "core": core()}
+    return {f"{name}.zon": f"{HEAD}{zon(content)}\n" for name, content in contents.items()}
 
 
 def stale() -> list[str]:

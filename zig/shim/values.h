@@ -2,6 +2,8 @@
 // exception passes.
 #pragma once
 
+#include <signal.h>
+
 #include <exception>
 #include <new>
 #include <optional>
@@ -23,6 +25,18 @@ namespace zmlx_shim {
 
 inline thread_local std::string message;
 
+#ifdef __SANITIZE_ADDRESS__
+// Zig gives each thread a stack for signals, at an address that the sanitizer does not expect when
+// an exception is thrown.
+inline void drop_signal_stack() {
+  stack_t none = {};
+  none.ss_flags = SS_DISABLE;
+  sigaltstack(&none, nullptr);
+}
+#else
+inline void drop_signal_stack() {}
+#endif
+
 // Every function that can fail runs inside this.
 template <typename Body>
 zmlx_status guarded(Body body) noexcept {
@@ -34,6 +48,7 @@ zmlx_status guarded(Body body) noexcept {
     }
     return status;
   };
+  drop_signal_stack();
   try {
     body();
     return ZMLX_OK;

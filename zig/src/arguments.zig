@@ -48,11 +48,7 @@ pub fn check(op: []const u8, arguments: []const Argument, values: []const ?Array
             if (argument.optional) continue;
             return errors.invalid("[{s}] '{s}' must be an array.", .{ op, argument.name });
         };
-        if (std.mem.findScalar(Dtype, argument.dtypes, value.dtype()) == null) {
-            return errors.invalid("[{s}] '{s}' must have dtype {f} but got {s}.", .{
-                op, argument.name, OneOf{ .dtypes = argument.dtypes }, @tagName(value.dtype()),
-            });
-        }
+        try checkDtype(op, argument.name, value, argument.dtypes);
         const free = argument.axes.len > 0 and argument.axes[0].factor == 0;
         const fixed = argument.axes[@intFromBool(free)..];
         const shape = value.shape();
@@ -86,17 +82,28 @@ pub fn checkLike(op: []const u8, name: []const u8, value: Array, like: Array) Er
 }
 
 pub fn checkShape(op: []const u8, name: []const u8, value: Array, shape: []const i32) Error!void {
-    const floating = [_]Dtype{ .float32, .float16, .bfloat16 };
-    if (std.mem.findScalar(Dtype, &floating, value.dtype()) == null) {
-        return errors.invalid("[{s}] '{s}' must have dtype {f} but got {s}.", .{
-            op, name, OneOf{ .dtypes = &floating }, @tagName(value.dtype()),
-        });
-    }
+    try checkFloating(op, name, value);
     if (!std.mem.eql(i32, value.shape(), shape)) {
         return errors.invalid("[{s}] '{s}' must have shape {f} but got {f}.", .{
             op, name, Shape{ .sizes = shape }, Shape{ .sizes = value.shape() },
         });
     }
+}
+
+pub fn checkFloating(op: []const u8, name: []const u8, value: Array) Error!void {
+    return checkDtype(op, name, value, &.{ .float32, .float16, .bfloat16 });
+}
+
+pub fn checkDtype(
+    op: []const u8,
+    name: []const u8,
+    value: Array,
+    dtypes: []const Dtype,
+) Error!void {
+    if (std.mem.findScalar(Dtype, dtypes, value.dtype()) != null) return;
+    return errors.invalid("[{s}] '{s}' must have dtype {f} but got {s}.", .{
+        op, name, OneOf{ .dtypes = dtypes }, @tagName(value.dtype()),
+    });
 }
 
 const OneOf = struct {

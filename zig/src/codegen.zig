@@ -14,6 +14,8 @@ const Error = Allocator.Error;
 pub const named = @import("codegen/named.zig");
 pub const parts = @import("codegen/parts.zig");
 pub const Columnwise = @import("codegen/columnwise.zig").Columnwise;
+pub const Fold = @import("codegen/fold.zig").Fold;
+pub const Scan = @import("codegen/scan.zig").Scan;
 pub const Elementwise = @import("codegen/elementwise.zig").Elementwise;
 pub const Rowwise = @import("codegen/rowwise.zig").Rowwise;
 pub const Names = text.Names;
@@ -28,9 +30,12 @@ pub const Pattern = union(enum) {
     elementwise: Elementwise,
     rowwise: Rowwise,
     columnwise: Columnwise,
+    fold: Fold,
+    scan: Scan,
 
-    pub fn inputs(pattern: Pattern) []const parts.Operand {
+    pub fn inputs(pattern: Pattern, arena: Allocator) Error![]const parts.Operand {
         return switch (pattern) {
+            inline .fold, .scan => |p| p.operands(arena),
             inline else => |p| p.inputs,
         };
     }
@@ -44,7 +49,7 @@ pub const Pattern = union(enum) {
     /// What the pattern names.
     pub fn names(pattern: Pattern, arena: Allocator) Error![]const []const u8 {
         var found: Names = .{};
-        for (pattern.inputs()) |x| try found.add(arena, x.name);
+        for (try pattern.inputs(arena)) |x| try found.add(arena, x.name);
         for (pattern.outputs()) |y| try found.add(arena, y.name);
         switch (pattern) {
             inline else => |p| try p.addNames(&found, arena),
@@ -54,6 +59,10 @@ pub const Pattern = union(enum) {
 
     /// Why this is no pattern, or null.
     pub fn problem(pattern: Pattern, arena: Allocator) Error!?[]const u8 {
+        switch (pattern) {
+            inline .fold, .scan => |p| if (try p.earlyProblem(arena)) |reason| return reason,
+            inline else => {},
+        }
         const all = try pattern.names(arena);
         for (all) |name| {
             if (!isIdentifier(name)) return try std.fmt.allocPrint(
@@ -92,7 +101,7 @@ pub const Pattern = union(enum) {
     /// The arrays behind the inputs, without suffix.
     pub fn inputArrays(pattern: Pattern, arena: Allocator) Error![]const []const u8 {
         var found: Names = .{};
-        for (pattern.inputs()) |x| try found.add(arena, x.arrayName());
+        for (try pattern.inputs(arena)) |x| try found.add(arena, x.arrayName());
         return found.items();
     }
 

@@ -31,7 +31,9 @@ const Named = union(enum) {
         const make = codegen.named;
         return switch (named) {
             .elementwise_unary => |n| .{ .elementwise = try make.elementwiseUnary(arena, n.expr) },
-            .elementwise_binary => |n| .{ .elementwise = try make.elementwiseBinary(arena, n.expr) },
+            .elementwise_binary => |n| .{
+                .elementwise = try make.elementwiseBinary(arena, n.expr),
+            },
             .rowwise_reduction => |n| .{
                 .rowwise = try make.rowwiseReduction(arena, n.op, n.expr, n.finalize),
             },
@@ -51,6 +53,8 @@ const Geometry = union(enum) {
     rowwise: struct { kind: launch.Kind, rows: u32, d: u32, capped: bool, least: u32 },
     rowwise_chunks: struct { kind: launch.Kind, rows: u32, d: u32, least: u32 },
     columnwise: struct { kind: launch.Kind, rows: u32, d: u32 },
+    /// Of the parts of an axis, which are the items.
+    axis: struct { kind: launch.Kind, columns: bool, scans: bool, shape: []const i32 },
 
     fn find(geometry: Geometry) launch.Geometry {
         return switch (geometry) {
@@ -63,6 +67,15 @@ const Geometry = union(enum) {
                 g.least,
             ),
             .columnwise => |g| launch.columnwise(g.kind, launch.rowChunks(g.rows).count, g.d),
+            .axis => |g| {
+                const parts = launch.axisParts(
+                    .{ .columns = g.columns, .scans = g.scans },
+                    g.shape,
+                );
+                const items = @as(u32, @intCast(g.shape[0])) * parts.count;
+                if (!g.columns) return launch.axisRows(g.kind, g.scans, items, parts.rows);
+                return launch.axisColumns(g.kind, g.scans, items, @intCast(g.shape[2]));
+            },
         };
     }
 };

@@ -166,8 +166,10 @@ pub const Parser = struct {
 
     /// The next character that is not a space, or 0.
     fn peek(p: *Parser) u8 {
-        while (p.position < p.text.len and std.ascii.isWhitespace(p.text[p.position])) p.position += 1;
-        return if (p.position < p.text.len) p.text[p.position] else 0;
+        while (p.position < p.text.len) : (p.position += 1) {
+            if (!std.ascii.isWhitespace(p.text[p.position])) return p.text[p.position];
+        }
+        return 0;
     }
 
     fn take(p: *Parser, token: []const u8) bool {
@@ -212,7 +214,8 @@ pub const Parser = struct {
     fn term(p: *Parser) Error!*const Expression {
         var a = try p.factor();
         while (true) {
-            const op: Binary = if (p.take("*")) .multiply else if (p.take("/")) .divide else return a;
+            const op: Binary =
+                if (p.take("*")) .multiply else if (p.take("/")) .divide else return a;
             a = try p.make(.{ .binary = .{ .op = op, .a = a, .b = try p.factor() } });
         }
     }
@@ -236,8 +239,9 @@ pub const Parser = struct {
         const start = p.position;
         while (p.position < p.text.len) : (p.position += 1) {
             const c = p.text[p.position];
+            // The first character is a digit or a dot.
             const sign = (c == '+' or c == '-') and p.text[p.position - 1] == 'e';
-            if (!std.ascii.isDigit(c) and c != '.' and c != 'e' and !(sign and p.position > start)) break;
+            if (!std.ascii.isDigit(c) and c != '.' and c != 'e' and !sign) break;
         }
         const value = std.fmt.parseFloat(f64, p.text[start..p.position]) catch {
             p.position = start;

@@ -109,3 +109,61 @@ pub fn columnwise(kind: Kind, chunks: u32, d: u32) Geometry {
     g.push("N", @intCast(n));
     return g;
 }
+
+/// The axis that a fold or a scan goes along, cut into `count` parts of `rows` elements.
+pub const Axis = struct { columns: bool, scans: bool };
+
+/// Parts only where there are few long rows, or few columns. They depend on nothing but the shape.
+pub fn axisParts(axis: Axis, shape: []const i32) Chunks {
+    var n: [3]u64 = @splat(1);
+    for (n[0..shape.len], shape) |*to, size| to.* = @intCast(size);
+    if (!axis.columns) {
+        const rows, const d = n[0..2].*;
+        const wanted = @max(1, @min(constants.parts / @max(rows, 1), d / constants.least_part));
+        const chunk = @max(1, ceilDiv(ceilDiv(d, wanted), 128) * 128);
+        return .{ .count = @intCast(@max(1, ceilDiv(d, chunk))), .rows = @intCast(chunk) };
+    }
+    const batches, const rows, const d = n;
+    const least: u64 = if (axis.scans) constants.scan_parts else constants.fold_parts;
+    const wanted = @max(1, @min(
+        constants.column_chunks,
+        least / @max(batches * d, 1),
+        rows / 16,
+    ));
+    const chunk = @max(1, ceilDiv(rows, wanted));
+    return .{ .count = @intCast(@max(1, ceilDiv(rows, chunk))), .rows = @intCast(chunk) };
+}
+
+/// TPR·RPG threads for RPG of `items` rows, or parts of rows, of d elements. On the CPU a scan has
+/// a block of elements that fills a wide register.
+pub fn axisRows(kind: Kind, scans: bool, items: u32, d: u32) Geometry {
+    if (kind == .gpu) return rowwise(kind, items, d, false, 1);
+    const most: u64 = constants.fold_accumulators;
+    const u = if (scans) constants.scan_block else @min(most, powerOfTwo((@as(u64, d) + 2) / 2));
+    const x = @min(items, 1 << 20);
+    const y = if (x > 0) ceilDiv(items, x) else 0;
+    var g: Geometry = .{ .grid = .{ x, @intCast(y), 1 }, .threadgroup = .{ 1, 1, 1 } };
+    g.push("TPR", 1);
+    g.push("RPG", 1);
+    g.push("U", @intCast(u));
+    return g;
+}
+
+/// G threads per group, each for N of d columns of one of `items` parts.
+pub fn axisColumns(kind: Kind, scans: bool, items: u32, d: u32) Geometry {
+    const most: u64 = if (scans) constants.scan_columns else constants.fold_columns;
+    const n: u64 = if (kind == .cpu) @min(most, powerOfTwo(d)) else 1;
+    const threads = ceilDiv(d, n);
+    const most_threads = if (kind == .cpu) 1 else constants.gpu_group;
+    const group: u32 = @intCast(@min(most_threads, @max(threads, 1)));
+    const groups = items * ceilDiv(threads, group);
+    const x = @min(groups, 1 << 20);
+    const y = if (x > 0) ceilDiv(groups, x) else 0;
+    var g: Geometry = .{
+        .grid = .{ @intCast(x * group), @intCast(y), 1 },
+        .threadgroup = .{ group, 1, 1 },
+    };
+    g.push("N", @intCast(n));
+    g.push("G", group);
+    return g;
+}

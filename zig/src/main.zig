@@ -129,7 +129,9 @@ fn showKernel(
     }
     try w.print("a plain loop in float64           {d:9.3} ms\n", .{1e3 * seconds(io, start)});
     try w.print("largest difference                {e:9.2}     at x = {d:.4}\n", .{ worst, at });
-    if (differing > 0) try w.print("{d} elements are finite in one and not in the other\n", .{differing});
+    if (differing > 0) {
+        try w.print("{d} elements are finite in one and not in the other\n", .{differing});
+    }
     try w.writeByte('\n');
     try w.flush();
 }

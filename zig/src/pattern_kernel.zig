@@ -91,6 +91,7 @@ pub const Context = struct {
     mutex: std.Io.Mutex = .init,
     prepared: std.AutoHashMapUnmanaged(*const PatternKernel, *Prepared) = .empty,
     constants: std.AutoHashMapUnmanaged(u64, Array) = .empty,
+    bodies: std.AutoHashMapUnmanaged(*const specs.KernelSpec, metal.MetalKernel) = .empty,
 
     /// `gpa` must be thread-safe if several threads use the context.
     pub fn init(gpa: Allocator, io: std.Io) Context {
@@ -112,6 +113,9 @@ pub const Context = struct {
         var constants = context.constants.valueIterator();
         while (constants.next()) |a| a.deinit();
         context.constants.deinit(context.gpa);
+        var bodies = context.bodies.valueIterator();
+        while (bodies.next()) |kernel| kernel.deinit();
+        context.bodies.deinit(context.gpa);
         context.kernels.deinit();
         context.* = undefined;
     }
@@ -147,16 +151,48 @@ pub const Context = struct {
         else
             geometry.rowChunks(rows);
 
-        var launch_inputs: std.ArrayList(Array) = try .initCapacity(arena, inputs.len + 3);
+        var launch_inputs: std.ArrayList(Array) = try .initCapacity(arena, inputs.len + 5);
         launch_inputs.appendSliceAssumeCapacity(inputs);
         var chunked = false;
-        const g = switch (pattern) {
-            .elementwise => g: {
+        var folded: ?[]const i32 = null;
+        const g = g: switch (pattern) {
+            .elementwise => {
                 const size = inputs[p.like].size();
                 launch_inputs.appendAssumeCapacity(try context.constant(size));
                 break :g geometry.elementwise(context.kind, size, least);
             },
-            .rowwise, .columnwise => g: {
+            inline .fold, .scan => |a| {
+                if (shape.len != @as(usize, if (a.columns) 3 else 2)) return errors.invalid(
+                    "[{s}] '{s}' must have {d} axes but got {d}.",
+                    .{ op, p.inputs[p.like], @as(usize, if (a.columns) 3 else 2), shape.len },
+                );
+                const scans = pattern == .scan;
+                const along = shape[if (a.columns) 1 else shape.len - 1];
+                const cut_for_scan = if (@hasField(@TypeOf(a), "for_scan")) a.for_scan else true;
+                const parts: geometry.Chunks = if (a.cut)
+                    geometry.axisParts(.{ .columns = a.columns, .scans = cut_for_scan }, shape)
+                else
+                    .{ .count = 1, .rows = @intCast(along) };
+                for (shape) |n| {
+                    launch_inputs.appendAssumeCapacity(try context.constant(@intCast(n)));
+                }
+                launch_inputs.appendAssumeCapacity(try context.constant(parts.count));
+                launch_inputs.appendAssumeCapacity(try context.constant(parts.rows));
+                const items = @as(u32, @intCast(shape[0])) * parts.count;
+                if (!scans) {
+                    // An output for each part, or one.
+                    var sizes: std.ArrayList(i32) = .empty;
+                    try sizes.append(arena, shape[0]);
+                    if (a.cut) try sizes.append(arena, @intCast(parts.count));
+                    if (a.columns) try sizes.append(arena, shape[2]);
+                    folded = sizes.items;
+                }
+                break :g if (a.columns)
+                    geometry.axisColumns(context.kind, scans, items, @intCast(shape[2]))
+                else
+                    geometry.axisRows(context.kind, scans, items, parts.rows);
+            },
+            .rowwise, .columnwise => {
                 launch_inputs.appendAssumeCapacity(try context.constant(rows));
                 launch_inputs.appendAssumeCapacity(try context.constant(d));
                 chunked = pattern == .columnwise or pattern.rowwise.hasColumns();
@@ -175,7 +211,9 @@ pub const Context = struct {
             dtype.* = p.dtypeOf(rule, inputs);
             if (pattern == .columnwise or y.kind == .column) {
                 to.* = try arena.dupe(i32, &.{ @intCast(chosen.count), @intCast(d) });
-            } else if (pattern == .elementwise) {
+            } else if (folded) |sizes| {
+                to.* = sizes;
+            } else if (pattern == .elementwise or pattern == .scan) {
                 to.* = shape;
             } else if (y.kind == .per_row) {
                 to.* = lead;
@@ -237,6 +275,18 @@ pub const Context = struct {
         var output: [1]Array = undefined;
         try context.run(kernel, inputs, &output);
         return output[0];
+    }
+
+    /// The kernel of a hand-written body, which must live as long as the context. The context keeps
+    /// it.
+    pub fn body(context: *Context, spec: *const specs.KernelSpec) Error!metal.MetalKernel {
+        context.mutex.lockUncancelable(context.kernels.io);
+        defer context.mutex.unlock(context.kernels.io);
+        if (context.bodies.get(spec)) |kernel| return kernel;
+        const kernel = try context.kernels.get(spec.*);
+        errdefer kernel.deinit();
+        try context.bodies.put(context.gpa, spec, kernel);
+        return kernel;
     }
 
     /// A 0-d array that is made once: uint32, or uint64 beyond.
@@ -308,7 +358,7 @@ fn prepare(context: *Context, kernel: *const PatternKernel) Error!*Prepared {
         .array = indexOf(p.outputs, y.arrayName()).?,
     });
     p.templates = templates.items;
-    const like = for (pattern.inputs()) |x| {
+    const like = for (try pattern.inputs(arena)) |x| {
         if (x.kind == .row or x.kind == .full) break x;
     } else return errors.invalid(
         "[{s}] the pattern must have a row or full operand but has none.",
@@ -317,10 +367,10 @@ fn prepare(context: *Context, kernel: *const PatternKernel) Error!*Prepared {
     p.like = indexOf(p.inputs, like.arrayName()).?;
     p.parts = @intCast(like.parts);
     const kinds = try arena.alloc(codegen.parts.Operand.Kind, p.inputs.len);
-    for (pattern.inputs()) |x| kinds[indexOf(p.inputs, x.arrayName()).?] = x.kind;
+    for (try pattern.inputs(arena)) |x| kinds[indexOf(p.inputs, x.arrayName()).?] = x.kind;
     p.kinds = kinds;
     p.drawn = false;
-    for (pattern.inputs()) |x| p.drawn = p.drawn or x.kind == .random;
+    for (try pattern.inputs(arena)) |x| p.drawn = p.drawn or x.kind == .random;
     p.kernel = try context.kernels.get(spec);
     return p;
 }

@@ -77,13 +77,17 @@ pub fn run(
     w: *Writer,
 ) !void {
     const arena = init.arena.allocator();
-    const bytes = std.Io.Dir.cwd().readFileAlloc(init.io, path, arena, .limited(1 << 26)) catch |err| {
+    const most: std.Io.Limit = .limited(1 << 26);
+    const bytes = std.Io.Dir.cwd().readFileAlloc(init.io, path, arena, most) catch |err| {
         try w.print("[demo] cannot read '{s}': {t}\n", .{ path, err });
         try w.flush();
         std.process.exit(2);
     };
     if (bytes.len < 1000) {
-        try w.print("[demo] '{s}' must have at least 1000 bytes but got {d}.\n", .{ path, bytes.len });
+        try w.print(
+            "[demo] '{s}' must have at least 1000 bytes but got {d}.\n",
+            .{ path, bytes.len },
+        );
         try w.flush();
         std.process.exit(2);
     }

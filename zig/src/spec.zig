@@ -28,9 +28,10 @@ pub const KernelSpec = struct {
             "[kernel] 'name' must be an identifier but got {f}.",
             .{python.ascii(spec.name)},
         );
+        const both = [_][]const []const u8{ spec.input_names, spec.output_names };
         for (
             [_][]const u8{ "input_names", "output_names" },
-            [_][]const []const u8{ spec.input_names, spec.output_names },
+            both,
         ) |argument, names| for (names) |name| {
             if (!isIdentifier(name)) return try print(
                 arena,
@@ -38,7 +39,7 @@ pub const KernelSpec = struct {
                 .{ argument, python.ascii(name) },
             );
         };
-        const all = try std.mem.concat(arena, []const u8, &.{ spec.input_names, spec.output_names });
+        const all = try std.mem.concat(arena, []const u8, &both);
         for (all, 0..) |name, i| for (all[0..i]) |other| {
             if (std.mem.eql(u8, name, other)) return try print(
                 arena,

@@ -16,12 +16,18 @@ const ops = zmlx.catalogue;
 const Data = struct { dtype: zmlx.Dtype, shape: []const i32, data: []const u8 };
 const Arrays = std.json.ArrayHashMap(Data);
 const Request = struct {
-    op: enum { softmax, rms_norm, layer_norm, swiglu, cross_entropy },
+    op: enum { softmax, rms_norm, layer_norm, swiglu, cross_entropy, rope },
     arrays: Arrays,
     cotangent: ?Data = null,
     eps: f32 = 1e-5,
     ignore_index: ?i32 = null,
     reduction: ops.Reduction = .mean,
+    dims: ?i32 = null,
+    traditional: bool = false,
+    base: f64 = 10000,
+    scale: f32 = 1,
+    offset: i32 = 0,
+    layout: @FieldType(ops.RopeOptions, "layout") = .BHLD,
     geometry: ?zmlx.launch.Kind = null,
 };
 
@@ -123,6 +129,21 @@ const Call = struct {
                     dloss,
                     options,
                 ));
+            },
+            .rope => {
+                const options: ops.RopeOptions = .{
+                    .dims = request.dims,
+                    .traditional = request.traditional,
+                    .base = request.base,
+                    .scale = request.scale,
+                    .offset = request.offset,
+                    .freqs = try call.maybe("freqs"),
+                    .positions = try call.maybe("positions"),
+                    .layout = request.layout,
+                };
+                try call.put("y", try ops.rope(context, try call.get("x"), options));
+                const dy = cotangent orelse return;
+                try call.put("x", try ops.ropeBackward(context, dy, options));
             },
         }
     }

@@ -38,7 +38,7 @@ pub const Columnwise = struct {
         try body.add("const uint stop_ = min(rows, (part_ + 1) * chunk);", .{});
         try text.addWidth(&body, p.inputs, &.{});
         for (p.inputs) |x| if (x.kind == .scalar) {
-            try body.add("const {s} {s} = {s}({s}_in);", .{ x.type, x.name, x.type, x.arrayName() });
+            try text.addScalar(&body, x);
         };
         try random.addKeys(&body, p.inputs);
         for (p.outputs) |y| try body.add("float {s}_sum[N] = {{0}};", .{y.name});
@@ -82,8 +82,8 @@ pub const Columnwise = struct {
             if (!needed.has(x.name)) continue;
             switch (x.kind) {
                 .row, .column => try body.add("const {s} {s} = {s}({s}_in{s}[{s}]);", .{
-                    x.type,                           x.name,
-                    x.type,                           x.arrayName(),
+                    x.type,                             x.name,
+                    x.type,                             x.arrayName(),
                     if (x.kind == .row) "_row" else "", try text.place(body, x, "j"),
                 }),
                 .random => try random.addDraw(body, x, try body.fmt("{s}_first", .{x.name}), "j"),

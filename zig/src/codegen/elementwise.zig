@@ -37,7 +37,7 @@ pub const Elementwise = struct {
         var needed = try text.neededNames(arena, exprs, p.lets, .{});
         for (p.inputs) |x| if (x.kind == .random) try needed.add(arena, x.index);
         for (p.inputs) |x| if (x.kind == .scalar and needed.has(x.name)) {
-            try body.add("const {s} {s} = {s}({s}_in);", .{ x.type, x.name, x.type, x.arrayName() });
+            try text.addScalar(&body, x);
         };
         try random.addKeys(&body, p.inputs);
         try body.add("const size_t start_ = size_t(thread_position_in_grid.x) * N;", .{});

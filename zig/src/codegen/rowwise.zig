@@ -89,7 +89,7 @@ pub const Rowwise = struct {
         try body.add("const uint whole_ = D / U * U;", .{});
         try text.addWidth(&body, p.inputs, p.outputs);
         for (p.inputs) |x| if (x.kind == .scalar) {
-            try body.add("const {s} {s} = {s}({s}_in);", .{ x.type, x.name, x.type, x.arrayName() });
+            try text.addScalar(&body, x);
         };
         try random.addKeys(&body, p.inputs);
         for (p.outputs) |y| if (y.kind == .column) {

@@ -159,6 +159,12 @@ pub fn addWidth(
     if (any) try body.add("const size_t D_ = D;", .{});
 }
 
+/// The declaration of a scalar operand.
+pub fn addScalar(body: *Body, x: parts.Operand) Error!void {
+    const array = x.arrayName();
+    try body.add("const {s} {s} = {s}({s}_in);", .{ x.type, x.name, x.type, array });
+}
+
 /// The declaration of a pointer to a row of the array `name`.
 pub fn addRowPointer(body: *Body, item: anytype, name: []const u8, row: []const u8) Error!void {
     const width = if (item.parts == 1) "D" else try body.fmt("(D * {d})", .{item.parts});
