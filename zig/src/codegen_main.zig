@@ -86,16 +86,9 @@ const Request = union(enum) {
     header_for: []const u8,
     spec: KernelSpec,
     geometry: Geometry,
-    /// Seconds that the generation of a source takes, over so many repetitions.
-    time: struct { pattern: codegen.Pattern, repetitions: u32 },
 };
 
-fn answer(
-    request: Request,
-    arena: Allocator,
-    io: std.Io,
-    json: *std.json.Stringify,
-) !void {
+fn answer(request: Request, arena: Allocator, json: *std.json.Stringify) !void {
     switch (request) {
         .pattern => |p| try answerPattern(p, arena, json),
         .named => |n| try answerPattern(try n.pattern(arena), arena, json),
@@ -116,18 +109,6 @@ fn answer(
                 .grid = g.grid,
                 .threadgroup = g.threadgroup,
             });
-        },
-        .time => |t| {
-            var scratch: std.heap.ArenaAllocator = .init(std.heap.smp_allocator);
-            defer scratch.deinit();
-            const start = std.Io.Clock.awake.now(io);
-            for (0..t.repetitions) |_| {
-                _ = scratch.reset(.retain_capacity);
-                std.mem.doNotOptimizeAway(try t.pattern.source(scratch.allocator()));
-            }
-            const spent = start.durationTo(std.Io.Clock.awake.now(io));
-            const seconds = @as(f64, @floatFromInt(spent.toNanoseconds())) / 1e9;
-            try json.write(.{ .seconds = seconds / @as(f64, @floatFromInt(t.repetitions)) });
         },
     }
 }
@@ -155,7 +136,7 @@ pub fn main(init: std.process.Init) !void {
         _ = arena.reset(.retain_capacity);
         const request = try std.json.parseFromSliceLeaky(Request, arena.allocator(), line, .{});
         var json: std.json.Stringify = .{ .writer = &out.interface };
-        try answer(request, arena.allocator(), io, &json);
+        try answer(request, arena.allocator(), &json);
         try out.interface.writeByte('\n');
         if (in.interface.bufferedLen() == 0) try out.interface.flush(); // the peer may wait for it
     }

@@ -34,7 +34,7 @@ pub fn main(init: std.process.Init) !void {
     const small = try Array.zeros(.float32, &.{64});
     defer small.deinit();
     try small.eval();
-    var result: [3]f64 = undefined;
+    var result: [4]f64 = undefined;
     for ([_]bool{ false, true }, result[0..2]) |evaluated, *seconds| {
         for (&times) |*time| {
             const start = std.Io.Clock.awake.now(io);
@@ -71,12 +71,29 @@ pub fn main(init: std.process.Init) !void {
     }
     result[2] = median(&times);
 
+    // The text of its body.
+    const pattern = for (zmlx.catalogue.catalogue.kernels) |entry| {
+        if (std.mem.eql(u8, entry.key, "rms_norm+weight/forward")) break entry.kernel.pattern;
+    } else unreachable;
+    var arena: std.heap.ArenaAllocator = .init(std.heap.smp_allocator);
+    defer arena.deinit();
+    for (&times) |*time| {
+        const start = std.Io.Clock.awake.now(io);
+        for (0..calls) |_| {
+            _ = arena.reset(.retain_capacity);
+            std.mem.doNotOptimizeAway(try pattern.source(arena.allocator()));
+        }
+        time.* = since(io, start) / calls;
+    }
+    result[3] = median(&times);
+
     var buffer: [256]u8 = undefined;
     var out: std.Io.File.Writer = .initStreaming(.stdout(), io, &buffer);
     try std.json.Stringify.value(.{
         .launch = result[0],
         .launch_evaluated = result[1],
         .rms_norm = result[2],
+        .source = result[3],
     }, .{}, &out.interface);
     try out.interface.writeByte('\n');
     try out.interface.flush();

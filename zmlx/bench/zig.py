@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -28,7 +27,6 @@ _ROUNDS = 41
 _CALLS = 500
 #: Turns of Zig and Python, which alternate: the machine's speed changes within seconds.
 _TURNS = 3
-_TEXTS = 2000
 
 
 def available() -> bool:
@@ -39,20 +37,14 @@ def available() -> bool:
 def overheads() -> Iterator[Overhead]:
     """What is measured, each with Python's figure."""
     folder = cache.directory("zig")
-    command = [sys.executable, "-m", "ziglang", "build", "zmlx-speed", "zmlx-codegen"]
-    command += ["-Doptimize=ReleaseFast", f"-Dpython={sys.executable}"]
-    command += ["--cache-dir", str(folder), "--prefix", str(folder / "fast")]
+    command = [sys.executable, "-m", "ziglang", "build", "zmlx-speed", "-Doptimize=ReleaseFast"]
+    command += [f"-Dpython={sys.executable}", "--cache-dir", str(folder)]
+    command += ["--prefix", str(folder / "fast")]
     done = subprocess.run(command, cwd=ZIG, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"[bench] the Zig programs do not build:\n{done.stderr}")
-    programs = folder / "fast" / "bin"
-
-    pattern = forward(Norm("rms_norm", "rms", weighted=True)).pattern
-    request = {"pattern": {"rowwise": asdict(pattern)}, "repetitions": _TEXTS}
-    turns = []
-    for _ in range(_TURNS):
-        text = _ask(programs / "zmlx-codegen", json.dumps({"time": request}) + "\n")["seconds"]
-        turns.append((_ask(programs / "zmlx-speed"), text, _python(), _text(pattern.source)))
+        raise RuntimeError(f"[bench] the Zig program does not build:\n{done.stderr}")
+    program = folder / "fast" / "bin" / "zmlx-speed"
+    turns = [(_zig(program), _python()) for _ in range(_TURNS)]
 
     def row(name: str, ours: list[float], theirs: list[float]) -> Overhead:
         a, b = median(ours) * 1e6, median(theirs) * 1e6
@@ -61,22 +53,21 @@ def overheads() -> Iterator[Overhead]:
     for key, name in (
         ("launch", "launch of a small kernel from Zig"),
         ("launch_evaluated", "launch and evaluation of a small kernel from Zig"),
+        ("source", "source of rms_norm from Zig"),
     ):
-        yield row(name, [t[0][key] for t in turns], [t[2][key] for t in turns])
-    yield row("source of rms_norm from Zig", [t[1] for t in turns], [t[3] for t in turns])
-    ratio = median(t[0]["rms_norm"] / t[2]["rms_norm"] for t in turns)
+        yield row(name, [zig[key] for zig, _ in turns], [python[key] for _, python in turns])
     yield Overhead(
         "rms_norm on (2048, 4096) from Zig, relative to Python",
-        ratio,
+        median(zig["rms_norm"] / python["rms_norm"] for zig, python in turns),
         "×",
         1.1,
-        f"{median(t[0]['rms_norm'] for t in turns) * 1e3:.2f} ms and "
-        f"{median(t[2]['rms_norm'] for t in turns) * 1e3:.2f} ms",
+        f"{median(zig['rms_norm'] for zig, _ in turns) * 1e3:.2f} ms and "
+        f"{median(python['rms_norm'] for _, python in turns) * 1e3:.2f} ms",
     )
 
 
-def _ask(program: Path, line: str = "") -> dict[str, float]:
-    done = subprocess.run([program], input=line, capture_output=True, text=True, check=True)
+def _zig(program: Path) -> dict[str, float]:
+    done = subprocess.run([program], capture_output=True, text=True, check=True)
     result: dict[str, float] = json.loads(done.stdout)
     return result
 
@@ -103,11 +94,8 @@ def _python() -> dict[str, float]:
         "launch": _seconds(launch, _CALLS),
         "launch_evaluated": _seconds(lambda: mx.eval(launch()), _CALLS),
         "rms_norm": _seconds(lambda: mx.eval(kernels.rms_norm(rows, weight, 1e-5)), 1),
+        "source": _seconds(forward(Norm("rms_norm", "rms", weighted=True)).pattern.source, _CALLS),
     }
-
-
-def _text(source: Callable[[], str]) -> float:
-    return _seconds(source, _TEXTS // _ROUNDS)
 
 
 def _seconds(run: Callable[[], Any], calls: int) -> float:
