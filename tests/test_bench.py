@@ -480,6 +480,18 @@ def test_a_call_reports_only_what_it_takes_beyond_mlx():
     assert call.passed
 
 
+def test_the_geometry_of_a_gpu_is_judged_by_the_slowest_reduction():
+    row = overhead._geometry({"rms_norm": 12.0, "softmax": 31.0})
+    assert (row.value, row.passed) == (31.0, False)
+    assert "rms_norm 12.0" in row.note
+
+
+def test_a_call_through_install_reports_what_it_takes_beyond_mlx():
+    row = overhead._install({"zmlx": 5e-6, "mlx": 1e-6, "beyond": 4e-6})
+    assert row.value == pytest.approx(4)
+    assert row.passed
+
+
 @pytest.mark.slow  # builds the core and compiles every kernel in fresh processes
 def test_second_process_compiles_nothing():
     found = {o.name: o for o in overhead.overheads()}

@@ -16,8 +16,8 @@ LAYERS = (
     "version", "backend", "cache", "expr", "msl", "philox", "codegen", "arguments", "launch",
     "native", "blas", "targets", "transforms", "interpret", "checks", "metal", "pattern", "body",
     "autograd", "elementwise", "rowwise", "jit_compiler", "registry", "kernels", "testing",
-    "strict", "claims", "interop", "nn", "optimizers", "patching", "fuser", "chart", "bench",
-    "demo", "cli", "__main__",
+    "strict", "language", "claims", "interop", "nn", "optimizers", "patching", "fuser", "chart",
+    "bench", "demo", "cli", "__main__",
 )  # fmt: skip
 
 

@@ -42,12 +42,16 @@ class Launch:
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[mx.Dtype, ...]
 
-    def text(self) -> str:
-        """The Metal function that MLX would compile."""
-        return metal_text(
+    def arguments(self) -> tuple[Any, ...]:
+        """The launch as the targets take it."""
+        return (
             self.spec, self.arrays, self.template, self.grid, self.threadgroup, self.shapes,
             self.dtypes,
         )  # fmt: skip
+
+    def text(self) -> str:
+        """The Metal function that MLX would compile."""
+        return metal_text(*self.arguments())
 
 
 @contextmanager
