@@ -26,7 +26,7 @@ from cuda_launches import (
 import zmlx
 from zmlx import metal
 from zmlx.language import REFUSALS
-from zmlx.registry import get, ops
+from zmlx.registry import calls, get, ops
 from zmlx.targets import cuda
 from zmlx.testing import check_forward, check_gradient, draw, gradients
 
@@ -79,6 +79,14 @@ def test_every_op_compiles(op, recorded):
     for launch in recorded:
         # Rule of the catalogue: every lane reaches every operation on a simdgroup.
         assert set(re.findall(r"zk_flow<\d, \d>\(\)", text_of(launch))) <= {"zk_flow<0, 0>()"}
+    assert compile_all(recorded, ["sm_90a"]) == []
+
+
+@pytest.mark.parametrize("name, launches", calls())
+def test_every_registered_call_compiles(name, launches, recorded):
+    with zmlx.target("cuda"):
+        launches(mx.bfloat16)
+    assert recorded
     assert compile_all(recorded, ["sm_90a"]) == []
 
 

@@ -15,9 +15,9 @@ ROOT = Path(zmlx.__file__).parent
 LAYERS = (
     "version", "backend", "cache", "expr", "msl", "philox", "codegen", "arguments", "launch",
     "native", "blas", "targets", "transforms", "interpret", "checks", "metal", "pattern", "body",
-    "autograd", "elementwise", "rowwise", "jit_compiler", "registry", "kernels", "testing",
-    "strict", "language", "claims", "interop", "nn", "optimizers", "patching", "fuser", "chart",
-    "bench", "demo", "cli", "__main__",
+    "packed", "autograd", "elementwise", "rowwise", "jit_compiler", "registry", "kernels",
+    "testing", "strict", "language", "claims", "interop", "nn", "optimizers", "patching", "fuser",
+    "chart", "bench", "demo", "cli", "__main__",
 )  # fmt: skip
 
 

@@ -79,7 +79,8 @@ class Op:
             NumPy generator, a shape and the sizes of the symbols.
         rounding: multiples of eps(dtype)·max|result| allowed over the float64 reference; more than
             4 only with a reason in the entry.
-        refuses: transforms that the op cannot take ("shapeless compile"), with the remedy.
+        refuses: transforms that the op cannot take ("shapeless compile", "vmap", "jvp"), with the
+            remedy.
         needs: transforms that take a newer MLX than the oldest supported one, with its version.
     """
 
@@ -125,6 +126,25 @@ def register(op: Op) -> Op:
         raise ValueError(f"[register] 'name' must be new but got {op.name!r} twice.")
     _ops[op.name] = op
     return op
+
+
+#: Calls of kernels that no op reaches by itself, by name: the strict front end and the CUDA sweep
+#: record what they launch. Each is called with a floating dtype.
+_calls: dict[str, Callable[[Any], Any]] = {}
+
+
+def register_call(name: str, call: Callable[[Any], Any]) -> None:
+    """Adds a call that launches kernels, for the checks of kernels' texts; a name is used once."""
+    if name in _calls:
+        raise ValueError(f"[register_call] 'name' must be new but got {name!r} twice.")
+    _calls[name] = call
+
+
+def calls() -> Iterator[tuple[str, Callable[[Any], Any]]]:
+    """The calls of `register_call`, by name."""
+    from . import kernels  # noqa: F401
+
+    yield from sorted(_calls.items())
 
 
 def ops(family: str | None = None) -> Iterator[Op]:

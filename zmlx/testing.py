@@ -95,6 +95,8 @@ def float64_namespace() -> Any:
         maximum=lambda x, y: anp.where((x > y) | (x != x), x, y),
         minimum=lambda x, y: anp.where((x < y) | (x != x), x, y),
         stop_gradient=getval,
+        # Stable, so that ties keep the order of their indices, as in MLX.
+        argsort=lambda x, axis=-1: np.argsort(getval(x), axis=axis, kind="stable"),
     )
     return SimpleNamespace(**names)
 

@@ -23,6 +23,9 @@ _CALLS = 500
 _ROUNDS = 41
 _FACTOR_ROUNDS = 12
 
+#: Constants of the launch by geometry.
+_GEOMETRIES: dict[str, dict[str, int]] = {"cpu": {}, "gpu": {"TPR": 256}}
+
 
 def load() -> dict[str, Any]:
     """Builds (if need be) and loads the core."""
@@ -38,7 +41,10 @@ def compile_all() -> dict[str, Any]:
     found: dict[str, dict[str, float]] = {"cpu": {}, "gpu": {}}
     compiled = 0
     for op in registry.ops():
-        case = replace(op.benchmarks[0], lead=(4,))
+        case = op.benchmarks[0]
+        case = (
+            replace(case, lead=(4,)) if len(case.lead) == 1 else op.cases[min(1, len(op.cases) - 1)]
+        )
         with launch.target("reference"):  # nothing is compiled before the clock runs
             problem, _ = pose(op, case, mx.float32)
         for geometry, seconds in found.items():
@@ -78,7 +84,7 @@ def call() -> dict[str, float]:
 
 
 def geometry() -> dict[str, float]:
-    """By row reduction: how many times longer it takes in simdgroups of 32 than in one thread."""
+    """By row reduction: how many times longer it takes with 256 threads a row than with one."""
     x, weight = mx.random.normal((256, 4096)), mx.ones((4096,))
     mx.eval(x, weight)
     reductions: dict[str, Callable[[], Any]] = {
@@ -91,10 +97,10 @@ def geometry() -> dict[str, float]:
 
 
 def _factor(run: Callable[[], Any]) -> float:
-    seconds: dict[Any, list[float]] = {"cpu": [], "gpu": []}
+    seconds: dict[str, list[float]] = {kind: [] for kind in _GEOMETRIES}
     for _ in range(_FACTOR_ROUNDS):
         for kind, found in seconds.items():
-            with launch.geometry(kind):
+            with launch.geometry(kind, **_GEOMETRIES[kind]):
                 start = time.perf_counter()
                 mx.eval(run())
                 found.append(time.perf_counter() - start)

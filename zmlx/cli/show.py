@@ -106,7 +106,7 @@ def _recorded() -> Iterator[list[Launch]]:
         launches.append(Launch(spec, (*arrays, *constants), *middle))
         return prepare(spec, target, *configuration, **more)
 
-    metal.prepare = record  # type: ignore[assignment]
+    metal.prepare = record
     try:
         yield launches
     finally:

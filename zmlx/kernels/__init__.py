@@ -12,12 +12,15 @@ losses        cross_entropy linear_cross_entropy kl_div js_div
 reductions    sum mean max min var std argmax argmin topk
 scans         cumsum cumprod
 rope          rope rope_append qk_norm_rope
+moe           topk_gating moe_sort moe_dispatch moe_combine expert_ffn
+optimizers    adamw lion sgd
 """
 
 from ..backend import require_mlx
 
 require_mlx()
 
+from . import gradient_norm as gradient_norm
 from .activations import (
     celu,
     elu,
@@ -62,6 +65,10 @@ from .glu import (
 from .group_norm import group_norm
 from .linear_cross_entropy import linear_cross_entropy
 from .masked_softmax import masked_softmax
+from .moe_experts import expert_ffn
+from .moe_gating import topk_gating
+from .moe_rows import moe_combine, moe_dispatch
+from .moe_sort import moe_sort
 from .norms import add_layer_norm, add_rms_norm, l2_norm, layer_norm, rms_norm
 from .norms_dropout import (
     dropout_add_layer_norm,
@@ -69,6 +76,7 @@ from .norms_dropout import (
     layer_norm_dropout,
     rms_norm_dropout,
 )
+from .optimizer_steps import adamw, lion, sgd
 from .qk_norm_rope import qk_norm_rope
 from .reductions import max, mean, min, std, sum, var
 from .rope import rope
@@ -79,6 +87,7 @@ from .sparsemax import sparsemax
 from .topk import topk
 
 __all__ = [
+    "adamw",
     "add_layer_norm",
     "add_rms_norm",
     "argmax",
@@ -92,6 +101,7 @@ __all__ = [
     "dropout_add_rms_norm",
     "elu",
     "exp",
+    "expert_ffn",
     "geglu",
     "geglu_packed",
     "geglu_tanh",
@@ -112,6 +122,7 @@ __all__ = [
     "layer_norm_dropout",
     "leaky_relu",
     "linear_cross_entropy",
+    "lion",
     "log",
     "log_sigmoid",
     "log_softmax",
@@ -121,6 +132,9 @@ __all__ = [
     "mean",
     "min",
     "mish",
+    "moe_combine",
+    "moe_dispatch",
+    "moe_sort",
     "qk_norm_rope",
     "reglu",
     "reglu_packed",
@@ -131,6 +145,7 @@ __all__ = [
     "rope",
     "rope_append",
     "selu",
+    "sgd",
     "sigmoid",
     "silu",
     "softmax",
@@ -145,5 +160,6 @@ __all__ = [
     "swiglu_packed",
     "tanh",
     "topk",
+    "topk_gating",
     "var",
 ]

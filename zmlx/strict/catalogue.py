@@ -108,6 +108,14 @@ def launches(names: Iterable[str] = (), *, every_case: bool = False) -> list[Lau
                         _run(op, case, dtype, {**case.options, **options})
             for item in some:
                 found.setdefault(item.text(), item)
+    for name, call in registry.calls():
+        if wanted and name not in wanted:
+            continue
+        for dtype, geometry in zip(DTYPES, ("gpu", "gpu", "cpu"), strict=True):
+            with launch.geometry(geometry, STRICT=next(_recordings)), recording(name) as some:
+                call(dtype)
+            for item in some:
+                found.setdefault(item.text(), item)
     return list(found.values())
 
 
