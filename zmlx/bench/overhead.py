@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from . import zig
 from .result import Overhead
 
 #: Fresh processes behind a median.
@@ -51,6 +52,8 @@ def overheads() -> Iterator[Overhead]:
         yield _call(_worker("call", environment))
         yield _install(_worker("install", environment))
         yield _geometry(_worker("geometry", environment))
+    if zig.available():
+        yield from zig.overheads()
 
 
 def _worker(step: str, environment: dict[str, str]) -> dict[str, Any]:

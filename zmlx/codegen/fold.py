@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .monoids import MONOIDS, RANGES, Monoid, add_merge, fill, names_of
+from .monoids import MONOIDS, RANGES, Monoid, add_merge, check, fill, names_of
 from .parts import Operand, Output
 from .pattern import Pattern
 from .text import Body, unique
@@ -38,6 +38,10 @@ class Fold(Pattern):
     cut: bool = False
     for_scan: bool = False
     scalars: tuple[Operand, ...] = ()
+
+    def __post_init__(self) -> None:
+        check(self.op, self.type)
+        super().__post_init__()
 
     @property
     def monoid(self) -> Monoid:
