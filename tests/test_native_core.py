@@ -521,6 +521,19 @@ def test_a_kernel_failure_raises_at_eval_and_leaves_the_process_well() -> None:
     assert core.launch(launch, (small,)).tolist() == [1] * 16
 
 
+def test_many_failures_block_nothing() -> None:
+    """MLX goes on counting a task whose enqueuing an earlier error has stopped."""
+    fails = prepare(kernel("strict", 'if (x[0] == 0) { ZMLX_FAIL("x", 0); } o[0] = 1;'), (x16,))
+    for _ in range(300):
+        y = core.launch(fails, (mx.zeros((16,)),))
+        with pytest.raises(RuntimeError, match="strict"):
+            mx.eval(mx.exp(mx.exp(mx.exp(y))))
+    y = x16
+    for _ in range(2000):
+        y = mx.tanh(y)
+    mx.eval(y)
+
+
 def test_many_unevaluated_nodes() -> None:
     y = mx.zeros((1,))
     launch = prepare(kernel("increment", "o[0] = x[0] + 1;"), (y,))

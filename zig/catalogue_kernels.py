@@ -17,8 +17,7 @@ from zmlx.kernels.rope_kernels import EACH, START, STEPS, Rotation
 from zmlx.pattern import PatternKernel
 from zmlx.transforms import custom_function
 
-# The package's name `rope` is the function.
-rope = import_module("zmlx.kernels.rope")
+rope = import_module("zmlx.kernels.rope_turn")
 
 #: What Zig has functions for, and the optional arguments that they take.
 OPS = {
@@ -113,7 +112,7 @@ def rope_spec() -> metal.KernelSpec:
         Rotation(8, False, True, EACH, True),
         Rotation(2, False, False, STEPS, False),
     ]
-    first, *others = {rope._turn(r, forward).spec for r in rotations for forward in (True, False)}
+    first, *others = {rope.turn(r, forward).spec for r in rotations for forward in (True, False)}
     assert not others
     return first
 

@@ -4,6 +4,7 @@
 // is exported as the custom kernel that it is, Metal text included.
 #include <algorithm>
 #include <cstring>
+#include <future>
 #include <sstream>
 #include <stdexcept>
 
@@ -12,6 +13,7 @@
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/fast_primitives.h"
 #include "mlx/ops.h"
+#include "mlx/scheduler.h"
 #include "mlx/utils.h"
 #include "runtime.h"
 
@@ -26,6 +28,22 @@ namespace {
 
 std::atomic<int> schedule{0};
 std::atomic<int> checking{0};
+
+// Whether MLX may have lost count of its tasks. It counts every tenth, and the thread that evaluates
+// waits where too many are under way. A task that throws keeps the next enqueue from returning, so
+// that one may stay counted for ever; ten of those would block every later evaluation.
+std::atomic<bool> uncounted{false};
+
+// Lets the stream finish, and then counts nothing as under way.
+void count_again(mx::Stream stream) {
+  auto done = std::make_shared<std::promise<void>>();
+  mx::scheduler::enqueue(stream, [done] { done->set_value(); });
+  uncounted = false;
+  done->get_future().wait();
+  for (int n = mx::scheduler::n_active_tasks(); n > 0; --n) {
+    mx::scheduler::notify_task_completion(stream);
+  }
+}
 
 bool row_contiguous(const mx::array& a) { return a.flags().row_contiguous; }
 
@@ -175,6 +193,7 @@ void Task::run() {
     program.run(&call, worker, begin, end);
   });
   if (failure.set) {
+    uncounted = true;
     throw std::runtime_error("[" + op_name(launch->kernel->spec.name) + "] " + failure.text);
   }
 }
@@ -279,6 +298,7 @@ class KernelPrimitive final : public mx::fast::CustomKernel {
 void KernelPrimitive::eval_cpu(const std::vector<mx::array>& inputs,
                                std::vector<mx::array>& outputs) {
   const Launch& launch = *launch_;
+  if (uncounted) count_again(stream());
   auto& encoder = mx::cpu::get_command_encoder(stream());
   auto task = std::make_shared<Task>();
   task->launch = launch_;

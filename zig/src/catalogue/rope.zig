@@ -59,6 +59,9 @@ fn ceil(a: u32, b: u32) u32 {
     return (a + b - 1) / b;
 }
 
+/// Runs of positions, at least, that threads share.
+const RUNS = 16;
+
 fn turn(context: *Context, x: Array, options: Options, direction: f32) Error!Array {
     const shape = x.shape();
     const heads_last = options.layout == .BLHD;
@@ -81,8 +84,14 @@ fn turn(context: *Context, x: Array, options: Options, direction: f32) Error!Arr
     }
     const cpu = context.kind == .cpu;
     const lanes: u32 = if (cpu) 1 else @min(32, std.math.ceilPowerOfTwoAssert(u32, half));
-    const block: u32 = if (!cpu or heads_last) 1 else @max(1, @min(16, 1024 / half));
-    const blocks = ceil(batches * steps, block);
+    // Rows of a head follow each other for long; the table stays in the second cache.
+    const least: u32 = if (!cpu or heads_last) 1 else @max(1, @min(16, 1024 / half));
+    const block: u32 = if (least == 1) 1 else @max(1, @min(128, 8192 / half));
+    const run = @min(block, @max(least, ceil(batches * steps, RUNS)));
+    const blocks = ceil(batches * steps, run);
+    // Heads that use what was read of the table at once, more where their rows are short.
+    const narrow = cpu and x.dtype() != .float32;
+    const together: u32 = if (narrow and heads % 4 == 0) 4 else if (heads % 2 == 0) 2 else 1;
     // As few threads as fill a GPU: a thread that has more heads computes fewer cosines.
     const share = if (cpu) heads else 4;
     const group = if (cpu) 1 else @min(256 / lanes, @max(blocks, 1));
@@ -112,7 +121,8 @@ fn turn(context: *Context, x: Array, options: Options, direction: f32) Error!Arr
         if (heads_last) heads else 1,
         if (heads_last) 1 else steps,
         share,
-    }, &.{10});
+        run,
+    }, &.{11});
     count = 5;
 
     const kernel = try context.body(&table.catalogue.rope);
@@ -121,7 +131,7 @@ fn turn(context: *Context, x: Array, options: Options, direction: f32) Error!Arr
         .template = &.{
             .{ .name = "T", .value = .{ .dtype = x.dtype() } },
             .{ .name = "D", .value = .{ .int = @intCast(d) } },
-            .{ .name = "TOGETHER", .value = .{ .int = if (heads % 2 == 0) 2 else 1 } },
+            .{ .name = "TOGETHER", .value = .{ .int = @intCast(together) } },
             .{ .name = "HALF", .value = .{ .int = @intCast(half) } },
             .{ .name = "PAIRS", .value = .{ .int = @intCast(ceil(half, lanes)) } },
             .{ .name = "LANES", .value = .{ .int = @intCast(lanes) } },
