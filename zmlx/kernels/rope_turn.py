@@ -143,12 +143,6 @@ def _lanes(chosen: launch.Settings, half: int) -> int:
     return launch.pick(chosen, LANES=wanted)["LANES"]
 
 
-def _together(chosen: launch.Settings, heads: int, itemsize: int) -> int:
-    """Heads that use what was read of the table at once, more where their rows are short."""
-    most = 4 if launch.is_cpu(chosen) and itemsize == 2 else 2
-    return next(n for n in (4, 2, 1) if n <= most and heads % n == 0)
-
-
 @cache
 def turn(rotation: Rotation, forward: bool) -> BodyKernel:
     """x, positions, frequencies (, axes), scale, direction → y."""
@@ -169,7 +163,7 @@ def turn(rotation: Rotation, forward: bool) -> BodyKernel:
                 *(
                     ("T", x.dtype),
                     ("D", x.shape[-1]),
-                    ("TOGETHER", _together(chosen, strides[0], x.itemsize)),
+                    ("TOGETHER", 2 - strides[0] % 2),
                 ),
                 *rotation.template(block, lanes),
             ),
