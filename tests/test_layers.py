@@ -16,8 +16,8 @@ LAYERS = (
     "version", "backend", "cache", "expr", "msl", "philox", "codegen", "arguments", "launch",
     "native", "blas", "targets", "transforms", "interpret", "checks", "metal", "pattern",
     "autograd", "elementwise", "rowwise", "jit_compiler", "registry", "kernels", "testing",
-    "strict", "claims", "interop", "nn", "optimizers", "patching", "fuser", "chart", "bench",
-    "demo", "cli", "__main__",
+    "strict", "claims", "interop", "choice", "nn", "optimizers", "patching", "fuser", "chart",
+    "bench", "demo", "cli", "__main__",
 )  # fmt: skip
 
 
