@@ -40,10 +40,31 @@ MLX_FUSES: dict[str, tuple[str, ...]] = {
     "softmax": EVERYWHERE,
     **dict.fromkeys(
         (
-            "celu elu gelu gelu_quick gelu_tanh hardswish hardtanh leaky_relu log_sigmoid mish "
-            "relu relu2 selu sigmoid silu softplus softsign tanh "
-            "geglu geglu_tanh glu reglu swiglu swiglu_clamped"
-        ).split(),
+            "celu",
+            "elu",
+            "gelu",
+            "gelu_quick",
+            "gelu_tanh",
+            "hardswish",
+            "hardtanh",
+            "leaky_relu",
+            "log_sigmoid",
+            "mish",
+            "relu",
+            "relu2",
+            "selu",
+            "sigmoid",
+            "silu",
+            "softplus",
+            "softsign",
+            "tanh",
+            "geglu",
+            "geglu_tanh",
+            "glu",
+            "reglu",
+            "swiglu",
+            "swiglu_clamped",
+        ),
         EVERYWHERE,
     ),
 }
@@ -176,7 +197,7 @@ PREFERENCES = ("auto", "zmlx", "mlx")
 _preference = "auto"
 
 
-class prefer:  # noqa: N801  (called like a function, as zmlx.target)
+class prefer:
     """Makes layers and patched models run zmlx's kernels ("zmlx"), MLX's ops ("mlx") or what was
     measured ("auto", the default), from now on and in all threads; as a context, inside it.
 

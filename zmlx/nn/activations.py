@@ -75,4 +75,4 @@ class GELU(Choosing, mnn.GELU):
 
 LAYERS["GELU"] = GELU
 globals().update(FUNCTIONS | LAYERS)
-__all__ = [*FUNCTIONS, *LAYERS]  # noqa: PLE0605
+__all__ = [*FUNCTIONS, *LAYERS]

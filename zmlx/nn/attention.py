@@ -13,7 +13,24 @@ from .choosing import typical
 
 
 class MultiHeadAttention(mnn.MultiHeadAttention):
-    __doc__ = mnn.MultiHeadAttention.__doc__
+    """Implements the scaled dot product attention with multiple heads, as
+    :class:`mlx.nn.MultiHeadAttention`.
+
+    Args:
+        dims (int): The model dimensions. This is also the default value for the queries, keys,
+            values, and the output.
+        num_heads (int): The number of attention heads to use.
+        query_input_dims (int, optional): The input dimensions of the queries. Default: ``dims``.
+        key_input_dims (int, optional): The input dimensions of the keys. Default: ``dims``.
+        value_input_dims (int, optional): The input dimensions of the values.
+            Default: ``key_input_dims``.
+        value_dims (int, optional): The dimensions of the values after the projection.
+            Default: ``dims``.
+        value_output_dims (int, optional): The dimensions the new values will be projected to.
+            Default: ``dims``.
+        bias (bool, optional): Whether or not to use a bias in the projections.
+            Default: ``False``.
+    """
 
     def _extra_repr(self) -> str:
         weight: Any = self.out_proj.weight

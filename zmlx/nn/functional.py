@@ -55,9 +55,7 @@ def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
     return mx.fast.rms_norm(x, weight, eps)
 
 
-def layer_norm(
-    x: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float
-) -> mx.array:
+def layer_norm(x: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float) -> mx.array:
     """`mx.fast.layer_norm`."""
     if use_kernel("layer_norm", x):
         return kernels.layer_norm(x, weight, bias, eps)
@@ -140,7 +138,7 @@ def hard_tanh(x: mx.array, min_val: float = -1.0, max_val: float = 1.0) -> mx.ar
     """`mlx.nn.hard_tanh`."""
     if use_kernel("hardtanh", x):
         return kernels.hardtanh(x, min_val=min_val, max_val=max_val)
-    return mnn.hard_tanh(x, min_val, max_val)
+    return mnn.hard_tanh(x, min_val, max_val)  # type: ignore[no-any-return]
 
 
 def glu(x: mx.array, axis: int = -1) -> mx.array:
@@ -154,7 +152,7 @@ def softmax(x: mx.array, axis: int = -1) -> mx.array:
     """`mlx.nn.softmax`."""
     if use_kernel("softmax", x):
         return kernels.softmax(x, axis)
-    return mnn.softmax(x, axis)
+    return mnn.softmax(x, axis)  # type: ignore[no-any-return]
 
 
 # ---- gated units --------------------------------------------------------------------------------
@@ -169,7 +167,7 @@ def _gated(op: str, mlx: Function) -> Function:
     def function(gate: mx.array, up: mx.array, **numbers: float) -> mx.array:
         if gate.shape == up.shape and use_kernel(op, gate):
             return kernel(gate, up, **numbers)  # type: ignore[no-any-return]
-        return compiled(gate, up, **numbers)  # type: ignore[no-any-return]
+        return compiled(gate, up, **numbers)
 
     function.__name__ = function.__qualname__ = op
     function.__doc__ = mlx.__doc__
@@ -178,7 +176,7 @@ def _gated(op: str, mlx: Function) -> Function:
 
 def _swiglu(gate: mx.array, up: mx.array) -> mx.array:
     """silu(gate) · up."""
-    return mnn.silu(gate) * up
+    return mnn.silu(gate) * up  # type: ignore[no-any-return]
 
 
 def _geglu(gate: mx.array, up: mx.array) -> mx.array:
@@ -188,12 +186,12 @@ def _geglu(gate: mx.array, up: mx.array) -> mx.array:
 
 def _geglu_tanh(gate: mx.array, up: mx.array) -> mx.array:
     """gelu_approx(gate) · up."""
-    return mnn.gelu_approx(gate) * up
+    return mnn.gelu_approx(gate) * up  # type: ignore[no-any-return]
 
 
 def _reglu(gate: mx.array, up: mx.array) -> mx.array:
     """relu(gate) · up."""
-    return mnn.relu(gate) * up
+    return mnn.relu(gate) * up  # type: ignore[no-any-return]
 
 
 def _glu(gate: mx.array, up: mx.array) -> mx.array:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import mlx.nn as mnn
 
 from .. import kernels
 from ..choice import use_kernel
+
+Reduction = Literal["none", "mean", "sum"]
 
 _INDICES = (mx.int32, mx.uint32, mx.int64)
 
@@ -19,7 +21,7 @@ def cross_entropy(
     weights: mx.array | None = None,
     axis: int = -1,
     label_smoothing: float = 0.0,
-    reduction: str = "none",
+    reduction: Reduction = "none",
 ) -> mx.array:
     """Computes the cross entropy loss, as `mlx.nn.losses.cross_entropy`.
 
@@ -52,7 +54,7 @@ def cross_entropy(
                 f"output loss with shape {loss.shape}."
             )
         loss = loss * weights
-    return mnn.losses._reduce(loss, reduction)
+    return mnn.losses._reduce(loss, reduction)  # type: ignore[no-any-return]
 
 
 def linear_cross_entropy(
@@ -60,7 +62,7 @@ def linear_cross_entropy(
     weight: mx.array,
     targets: mx.array,
     bias: mx.array | None = None,
-    reduction: str = "none",
+    reduction: Reduction = "none",
 ) -> mx.array:
     """The cross entropy of a linear layer's outputs: `cross_entropy(x @ weight.T + bias, targets)`.
 

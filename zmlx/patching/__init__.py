@@ -32,7 +32,7 @@ from ..choice import catalogue
 from .match import Matcher
 from .plans import AttentionPlan, DropoutPlan, Plan
 from .probe import own_dtype, probe
-from .replace import parents, plan_of, put, put_copy, restore
+from .replace import Keys, parents, plan_of, put, put_copy, restore
 from .report import Replaced, Report, Skipped
 from .wiring import UnmatchedError, is_opaque
 
@@ -68,9 +68,7 @@ def patch(
         What was replaced, what was not and why, and what will run.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"[patch] 'model' must be an mlx.nn.Module but got {_name_of_type(model)}."
-        )
+        raise TypeError(f"[patch] 'model' must be an mlx.nn.Module but got {_name_of_type(model)}.")
     if mode not in MODES:
         raise ValueError(f"[patch] 'mode' must be one of {', '.join(MODES)} but got {mode!r}.")
     paths = [path for path, _ in model.named_modules()]
@@ -78,10 +76,9 @@ def patch(
     report = Report(mode)
     matcher = Matcher()
     found = _plans(model, matcher, report, wanted, unwanted, mode)
-    for path, holder, key, module, plan in found:
-        if holder is not None:
-            put_copy(holder, key, module, plan)
-            module = holder[key]
+    for path, parent, keys, module, plan in found:
+        if parent is not None:
+            module = put_copy(parent, keys, module, plan)
         else:
             put(module, plan)
         _add(report, path, module, plan, new=True)
@@ -96,11 +93,12 @@ def _plans(
     wanted: list[str] | None,
     unwanted: list[str] | None,
     mode: str,
-) -> list[tuple[str, nn.Module | None, str, nn.Module, Plan]]:
-    """(path, parent that gets a copy or None, key, module, plan) of all replacements. Nothing is
-    changed yet."""
-    holders = {id(child): (parent, key) for _, parent, key, child in parents(model)}
-    found, seen = [], set()
+) -> list[tuple[str, nn.Module | None, Keys, nn.Module, Plan]]:
+    """(path, parent that gets a copy or None, place in it, module, plan) of all replacements.
+    Nothing is changed yet."""
+    places = list(parents(model))
+    found: list[tuple[str, nn.Module | None, Keys, nn.Module, Plan]] = []
+    seen = set()
     for path, module in sorted(model.named_modules(), key=lambda item: _natural(item[0])):
         if id(module) in seen:
             continue
@@ -127,18 +125,16 @@ def _plans(
             continue
         except (RuntimeError, ValueError, TypeError) as error:
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            report.skipped.append(Skipped(path, type(module).__name__, f"its probe failed: {first}"))
+            report.skipped.append(
+                Skipped(path, type(module).__name__, f"its probe failed: {first}")
+            )
             continue
         if is_opaque(module) or not path:
-            found.append((path, None, "", module, plan))
-        elif id(module) in holders:
-            # Each parent gets its own copy of a shared child.
-            found += [(p, parent, key, module, plan)
-                      for p, parent, key, child in parents(model) if child is module]  # fmt: skip
+            found.append((path, None, (), module, plan))
         else:
-            report.skipped.append(
-                Skipped(path, type(module).__name__, "it may be shared, and stands in a list")
-            )
+            # Each parent gets its own copy of a shared child.
+            found += [(p, parent, keys, module, plan)
+                      for p, parent, keys, child in places if child is module]  # fmt: skip
     return found
 
 

@@ -93,7 +93,11 @@ class Matcher:
 
     def _leaf(self, module: mnn.Module) -> Plan | None:
         arrays = {k: v for k, v in module.items() if isinstance(v, mx.array)}
-        if len(arrays) != len(module) or len(arrays) > 2 or any(v.ndim != 1 for v in arrays.values()):
+        if (
+            len(arrays) != len(module)
+            or len(arrays) > 2
+            or any(v.ndim != 1 for v in arrays.values())
+        ):
             return None
         try:
             parameters = parameters_of_call(module)
@@ -114,10 +118,12 @@ class Matcher:
         for norm in norms(module):
             names = [n for n in (norm.weight, norm.bias) if n is not None]
 
-            def template(x: mx.array, *given: mx.array, norm: Norm = norm, names: Any = names) -> Any:
+            def template(
+                x: mx.array, *given: mx.array, norm: Norm = norm, names: Any = names
+            ) -> Any:
                 by_name = dict(zip(names, given, strict=True))
-                weight = by_name.get(norm.weight)  # type: ignore[arg-type]
-                return [norm.in_mlx(x, weight, by_name.get(norm.bias))]  # type: ignore[arg-type]
+                weight = by_name.get(norm.weight)
+                return [norm.in_mlx(x, weight, by_name.get(norm.bias))]
 
             verified = self._compare(module, arrays, names, width, template, ("norm", norm, width))
             if verified:
@@ -148,7 +154,7 @@ class Matcher:
     ) -> frozenset[tuple[mx.Dtype, int]]:
         """The dtypes and numbers of axes for which module and template have the same graph, in
         training and not."""
-        verified = set()
+        verified: set[tuple[mx.Dtype, int]] = set()
         for lead in LEADS:
             for dtype in FLOATS:
                 x = mx.zeros((*lead, width), dtype)
@@ -188,7 +194,7 @@ class Matcher:
     def _gate(self, module: mnn.Module) -> Plan | None:
         for op, function in GATED:
             for first in (True, False):
-                verified = set()
+                verified: set[tuple[mx.Dtype, int]] = set()
                 for lead in (*LEADS, (2, 2, 2, 3)):
                     for dtype in FLOATS:
                         x = mx.zeros((*lead, 16), dtype)
@@ -197,7 +203,9 @@ class Matcher:
                                 lambda a, b: [type(module).__call__(module, a, b)], [x, x]
                             )
                             theirs = self._graphs.capture(
-                                lambda a, b, f=function, first=first: [f(a, b) if first else f(b, a)],
+                                lambda a, b, f=function, first=first: [
+                                    f(a, b) if first else f(b, a)
+                                ],
                                 [x, x],
                             )
                         except Exception:
@@ -273,7 +281,8 @@ class Matcher:
 
         def equals(template: Callable[..., Any]) -> bool:
             try:
-                return graphs.capture(lambda _, *a: [template(*a)], [lead_in, *arrays])[0] == between
+                found = graphs.capture(lambda _, *a: [template(*a)], [lead_in, *arrays])
+                return bool(found[0] == between)
             except Exception:
                 return False
 
@@ -312,13 +321,14 @@ class Matcher:
             return None
         others = parameters[1:]
         plans: dict[BlockPlan, set[tuple[mx.Dtype, int]]] = {}
-        reason = None
+        reason, understood = None, False
         for dtype, lead, found in self._wirings(module, ((1, 1), (2, 3))):
             try:
                 steps, result = self._program(module, found)
             except UnmatchedError as error:
                 reason = reason or error
                 continue
+            understood = True
             if not any(isinstance(s, AddNorm) for s in steps):
                 continue
             width = found.shapes[0][0][-1]
@@ -336,7 +346,7 @@ class Matcher:
             )
             plans.setdefault(plan, set()).add((dtype, len(lead) + 1))
         if not plans:
-            if reason is not None:
+            if reason is not None and not understood:
                 raise reason
             return None
         plan, verified = max(plans.items(), key=lambda item: len(item[1]))
@@ -369,7 +379,9 @@ class Matcher:
 
         for i, call in enumerate(found.calls):
             arguments = tuple(register(v) if isinstance(v, int) else v for v in call.arguments)
-            keywords = tuple((n, register(v) if isinstance(v, int) else v) for n, v in call.keywords)
+            keywords = tuple(
+                (n, register(v) if isinstance(v, int) else v) for n, v in call.keywords
+            )
             output = self._graphs.input(i + 1)
             previous = steps[-1] if steps else None
             norm = self._normed(module, call)
@@ -409,7 +421,7 @@ def attention_methods(cls: type) -> tuple[str, ...]:
     original = base.scaled_dot_product_attention
     found = []
     for name in dir(cls):
-        function = getattr(cls, name, None)
+        function: Any = getattr(cls, name, None)
         code = getattr(function, "__code__", None)
         if code is None or function.__module__.startswith("mlx.nn"):
             continue
@@ -489,7 +501,5 @@ def _key(module: mnn.Module) -> Any:
         return attribute(value)
 
     ignored = ("_no_grad", "_training")
-    plain = tuple(
-        (k, attribute(v)) for k, v in sorted(vars(module).items()) if k not in ignored
-    )
+    plain = tuple((k, attribute(v)) for k, v in sorted(vars(module).items()) if k not in ignored)
     return (type(module), plain, tuple((k, content(v)) for k, v in module.items()))

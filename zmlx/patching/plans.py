@@ -41,6 +41,9 @@ class Plan:
     width: int
     verified: Verified
 
+    def __deepcopy__(self, memo: Any) -> Plan:
+        return self
+
     def runs(self, dtype: mx.Dtype) -> Choice:
         """What runs op on a few hundred rows in the settings in force."""
         return choice(self.op, (TYPICAL_ROWS, self.width), dtype)
@@ -121,7 +124,7 @@ class MLPPlan(Plan):
             y = F.activations[self.function](parts[0])
         else:
             if self.unit == "packed":
-                parts = mx.split(parts[0], 2, axis=-1)
+                parts = list(mx.split(parts[0], 2, axis=-1))
             a, b = parts
             y = F.gated[self.op](a, b) if self.gate_first else F.gated[self.op](b, a)
         return child_of(module, self.output)(y)  # type: ignore[no-any-return]

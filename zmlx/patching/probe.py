@@ -138,9 +138,21 @@ def _isolated(module: nn.Module, plan: Plan) -> Any:
                 stands[path] = _Constant(plan.width, i)
     if not stands:
         return module
-    if any("." in path for path in stands):
-        raise UnmatchedError("it calls a child of a child")
-    return shadow(module, stands)
+    return _placed(module, stands)
+
+
+def _placed(module: Any, stands: dict[str, nn.Module]) -> Any:
+    """The module with these children, by path."""
+    here = {path: child for path, child in stands.items() if "." not in path}
+    below: dict[str, dict[str, nn.Module]] = {}
+    for path, child in stands.items():
+        key, _, rest = path.partition(".")
+        if rest:
+            below.setdefault(key, {})[rest] = child
+    if isinstance(module, (list, tuple)):
+        entries = [here.get(str(i), value) for i, value in enumerate(module)]
+        return [_placed(v, below[str(i)]) if str(i) in below else v for i, v in enumerate(entries)]
+    return shadow(module, {**here, **{k: _placed(module[k], v) for k, v in below.items()}})
 
 
 def _in_float32(module: nn.Module) -> nn.Module:
@@ -156,5 +168,3 @@ def _in_float32(module: nn.Module) -> nn.Module:
         return value
 
     return shadow(module, {k: wide(v) for k, v in module.items()})  # type: ignore[no-any-return]
-
-

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -51,7 +51,7 @@ def _call(self: Any, *arguments: Any, **keywords: Any) -> Any:
     return plan.run(self, original, *arguments, **keywords)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _patched_class(cls: type[nn.Module], methods: tuple[str, ...]) -> type[nn.Module]:
     """The subclass of cls whose modules run a plan, or whose methods run with our attention."""
     fields: dict[str, Any] = {
@@ -105,23 +105,47 @@ def put(module: nn.Module, plan: Plan) -> None:
     module.__class__ = _patched_class(type(module), methods)
 
 
-def put_copy(parent: nn.Module, key: str, module: nn.Module, plan: Plan) -> None:
-    """Gives the parent a patched copy of a child that may be shared."""
+Keys = tuple[str | int, ...]
+
+
+def _holder(parent: nn.Module, keys: Keys) -> Any:
+    """What holds an entry directly: the module, or a list or dict in it."""
+    found: Any = parent
+    for key in keys[:-1]:
+        found = found[key]
+    return found
+
+
+def put_copy(parent: nn.Module, keys: Keys, module: nn.Module, plan: Plan) -> nn.Module:
+    """Gives the parent a patched copy of a child that may be shared; returns the copy."""
     twin = shadow(module, {})
     put(twin, plan)
-    originals = vars(parent).setdefault(_ORIGINALS, {})
-    originals[key] = module
-    dict.__setitem__(parent, key, twin)
+    vars(parent).setdefault(_ORIGINALS, {})[keys] = module
+    holder = _holder(parent, keys)
+    if isinstance(holder, dict):
+        dict.__setitem__(holder, keys[-1], twin)
+    else:
+        holder[keys[-1]] = twin
+    return twin  # type: ignore[no-any-return]
 
 
 def restore(module: nn.Module) -> bool:
     """Takes the plan out of a module, and gives it its shared children back; returns whether it had
     a plan."""
-    for key, original in vars(module).pop(_ORIGINALS, {}).items():
-        held = module.get(key)
+    for keys, original in vars(module).pop(_ORIGINALS, {}).items():
+        try:
+            holder = _holder(module, keys)
+            held = holder[keys[-1]]
+        except (KeyError, IndexError, TypeError):
+            continue
         # Someone may have put another module there since, which is theirs.
-        if isinstance(held, nn.Module) and plan_of(held) is not None:
-            dict.__setitem__(module, key, original)
+        if isinstance(held, nn.Module) and type(held) is not type(original):
+            if getattr(type(held), "_zmlx_class", None) is not type(original):
+                continue
+            if isinstance(holder, dict):
+                dict.__setitem__(holder, keys[-1], original)
+            else:
+                holder[keys[-1]] = original
     if plan_of(module) is None:
         return False
     module.__class__ = original_class(module)
@@ -129,9 +153,19 @@ def restore(module: nn.Module) -> bool:
     return True
 
 
-def parents(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Module]]:
-    """(path of the child, parent, key, child) for every child that is a direct entry."""
+def parents(model: nn.Module) -> Iterator[tuple[str, nn.Module, Keys, nn.Module]]:
+    """(path of the child, parent, its place there, child) for every child that can be replaced."""
+
+    def entries(value: Any, keys: Keys) -> Iterator[tuple[Keys, nn.Module]]:
+        if isinstance(value, nn.Module):
+            yield keys, value
+        elif isinstance(value, (list, dict)):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, inner in items:
+                yield from entries(inner, (*keys, key))
+
     for path, module in model.named_modules():
         for key, value in module.items():
-            if isinstance(value, nn.Module):
-                yield (f"{path}.{key}" if path else key), module, key, value
+            for keys, child in entries(value, (key,)):
+                below = ".".join(map(str, keys))
+                yield (f"{path}.{below}" if path else below), module, keys, child

@@ -85,10 +85,7 @@ def is_opaque(module: nn.Module) -> bool:
 def child_of(module: Any, path: str) -> Any:
     """The module at a path."""
     for key in path.split("."):
-        if isinstance(module, (list, tuple)):
-            module = module[int(key)]
-        else:
-            module = getattr(module, key)
+        module = module[int(key)] if isinstance(module, (list, tuple)) else getattr(module, key)
     return module
 
 
@@ -99,6 +96,7 @@ class Stand:
         self.__dict__.update(_module=module, _path=path, _record=record)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """The child's call."""
         return self._record(self._path, "__call__", self._module, arguments, keywords)
 
     def __getattr__(self, name: str) -> Any:
@@ -158,7 +156,7 @@ def wiring(graphs: Graphs, module: nn.Module, x: mx.array) -> Wiring:
     shapes = _shapes(module, x, {p.name: None for p in required})
     found: list[Wiring] = []
     tokens = {p.name: Given(p.name) for p in others}
-    for given in (tokens, {n: None for n in tokens}) if tokens else (tokens,):
+    for given in (tokens, dict.fromkeys(tokens)) if tokens else (tokens,):
         found.append(_trace(graphs, module, x, given, shapes))
     if len(found) == 2 and _without_tokens(found[0]) != found[1].structure():
         raise UnmatchedError("what it computes depends on which arguments it gets")
