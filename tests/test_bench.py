@@ -513,6 +513,8 @@ def test_bars_need_their_rounds():
     few = replace(made(), share=firm(0.9, count=19))
     assert judge(BAR, few).passed is None
     assert "20 are needed" in judge(BAR, few).unjudged
+    slow = {COMPILED: firm(30.0, count=5), TORCH_COMPILED: firm(31.0, count=5)}
+    assert judge(RATIO, replace(made(), ratios=slow)).passed is True
 
 
 def test_bars_are_not_judged_on_errors_and_missing_variants():

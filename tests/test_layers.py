@@ -14,7 +14,7 @@ ROOT = Path(zmlx.__file__).parent
 #: From the bottom up; a module may import what stands before it.
 LAYERS = (
     "version", "backend", "cache", "expr", "msl", "philox", "codegen", "arguments", "launch",
-    "native", "blas", "targets", "transforms", "interpret", "checks", "metal", "pattern",
+    "native", "blas", "targets", "transforms", "interpret", "checks", "metal", "pattern", "body",
     "autograd", "elementwise", "rowwise", "jit_compiler", "registry", "kernels", "testing",
     "strict", "claims", "interop", "choice", "nn", "optimizers", "patching", "fuser", "chart",
     "bench", "demo", "cli", "__main__",

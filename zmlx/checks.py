@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from .codegen import Rowwise
-from .interpret import Pattern, constants, expression_value
+from .codegen import Pattern, Rowwise
+from .interpret import constants, expression_value
 
 ENABLED = os.environ.get("ZMLX_CHECK") == "1"
 

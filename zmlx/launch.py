@@ -29,6 +29,14 @@ _CPU_ELEMENTS = 2048
 _CPU_ACCUMULATORS = 32
 _CPU_COLUMNS = 4096
 _COLUMN_CHUNKS = 64
+_FOLD_ACCUMULATORS = 64
+_FOLD_COLUMNS = 4096
+_FOLD_PARTS = 1 << 16
+_SCAN_COLUMNS = 1024
+_SCAN_PARTS = 2048
+_SCAN_BLOCK = 16
+_LEAST_PART = 16384
+_PARTS = 256
 
 
 class Settings:
@@ -127,11 +135,13 @@ def _power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-def _is_cpu(chosen: Settings) -> bool:
+def is_cpu(chosen: Settings) -> bool:
+    """Whether the geometry is that of a CPU: one thread per group."""
     return (chosen.geometry or chosen.target) == "cpu"
 
 
-def _pick(chosen: Settings, **defaults: int) -> dict[str, int]:
+def pick(chosen: Settings, **defaults: int) -> dict[str, int]:
+    """Template constants: the defaults, or what `geometry` fixes."""
     for name, value in chosen.constants:
         if name in defaults:
             defaults[name] = value
@@ -140,13 +150,13 @@ def _pick(chosen: Settings, **defaults: int) -> dict[str, int]:
 
 def elementwise(chosen: Settings, size: int, *, least: int = 1) -> Geometry:
     """One thread per N elements, a multiple of `least`."""
-    n = _CPU_ELEMENTS if _is_cpu(chosen) else _GPU_VECTOR
+    n = _CPU_ELEMENTS if is_cpu(chosen) else _GPU_VECTOR
     while -(-size // n) >= 2**31:
         n *= 2
-    c = _pick(chosen, N=n)
+    c = pick(chosen, N=n)
     c["N"] = -(-c["N"] // least) * least
     threads = -(-size // c["N"])
-    group = 1 if _is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
+    group = 1 if is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
     return Geometry((("N", c["N"]),), (threads, 1, 1), (group, 1, 1))
 
 
@@ -158,18 +168,18 @@ def _groups(count: int) -> tuple[int, int]:
 
 def rowwise(chosen: Settings, rows: int, d: int, *, capped: bool, least: int = 1) -> Geometry:
     """TPR·RPG threads for RPG rows of d elements; U is at least `least`."""
-    if _is_cpu(chosen):
+    if is_cpu(chosen):
         # With random numbers, 16 counters of four, which fill two of the widest registers.
         most = _CPU_ACCUMULATORS if least == 1 else 2 * _CPU_ACCUMULATORS
         u = min(most, _power_of_two((d + 2) // 2))
-        c = _pick(chosen, TPR=1, RPG=1, U=u)
+        c = pick(chosen, TPR=1, RPG=1, U=u)
     else:
         tpr = min(_power_of_two(-(-d // _GPU_VECTOR)), 32)
         if d > 32 * _GPU_VECTOR:
             tpr = min(1024, -(-d // (32 * _GPU_VECTOR)) * 32)
             if not capped:
                 tpr = min(tpr, _GPU_GROUP)
-        c = _pick(chosen, TPR=tpr, RPG=max(1, _GPU_GROUP // 2 // tpr) if tpr <= 32 else 1, U=4)
+        c = pick(chosen, TPR=tpr, RPG=max(1, _GPU_GROUP // 2 // tpr) if tpr <= 32 else 1, U=4)
         if c["TPR"] > 32 or c["TPR"] & (c["TPR"] - 1):
             c["RPG"] = 1
     c["U"] = max(c["U"], least)
@@ -198,8 +208,79 @@ def rowwise_chunks(chosen: Settings, chunks: int, d: int, *, least: int = 1) -> 
 
 def columnwise(chosen: Settings, chunks: int, d: int) -> Geometry:
     """One thread per N columns and chunk of rows."""
-    n = min(_CPU_COLUMNS, _power_of_two(d)) if _is_cpu(chosen) else 1
-    c = _pick(chosen, N=n)
+    n = min(_CPU_COLUMNS, _power_of_two(d)) if is_cpu(chosen) else 1
+    c = pick(chosen, N=n)
     threads = -(-d // c["N"])
-    group = 1 if _is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
+    group = 1 if is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
     return Geometry((("N", c["N"]),), (threads, chunks, 1), (group, 1, 1))
+
+
+def row_parts(rows: int, d: int) -> tuple[int, int]:
+    """(parts, elements per part) of a fold of rows: parts only where there are few long rows. It
+    depends on nothing but the shape, as `row_chunks`."""
+    wanted = max(1, min(_PARTS // max(rows, 1), d // _LEAST_PART))
+    chunk = -(-d // wanted)
+    chunk = max(1, -(-chunk // 128) * 128)
+    return max(1, -(-d // chunk)), chunk
+
+
+def column_parts(batches: int, rows: int, d: int, least: int) -> tuple[int, int]:
+    """(parts, rows per part) of `rows` in columns, so that there are about `least` parts of
+    columns."""
+    wanted = max(1, min(_COLUMN_CHUNKS, least // max(batches * d, 1), rows // 16))
+    chunk = max(1, -(-rows // wanted))
+    return max(1, -(-rows // chunk)), chunk
+
+
+def fold_parts(shape: tuple[int, ...], columns: bool) -> tuple[int, int]:
+    """(parts, elements per part) of the axis that a fold goes along."""
+    if columns:
+        batches, rows, d = shape
+        return column_parts(batches, rows, d, _FOLD_PARTS)
+    return row_parts(*shape)
+
+
+def scan_parts(shape: tuple[int, ...], columns: bool) -> tuple[int, int]:
+    """As `fold_parts`, of a scan, which reads twice what it cuts."""
+    if columns:
+        batches, rows, d = shape
+        return column_parts(batches, rows, d, _SCAN_PARTS)
+    return row_parts(*shape)
+
+
+def fold_rows(chosen: Settings, items: int, d: int) -> Geometry:
+    """TPR·RPG threads for RPG of `items` rows, or parts of rows, of d elements."""
+    if is_cpu(chosen):
+        c = pick(chosen, TPR=1, RPG=1, U=min(_FOLD_ACCUMULATORS, _power_of_two((d + 2) // 2)))
+        x, y = _groups(items)
+        threads = c["TPR"] * c["RPG"]
+        return Geometry(tuple(c.items()), (x * threads, y, 1), (threads, 1, 1))
+    return rowwise(chosen, items, d, capped=False)
+
+
+def scan_rows(chosen: Settings, items: int, d: int) -> Geometry:
+    """As `fold_rows`; on the CPU a block of elements that fills a wide register."""
+    if is_cpu(chosen):
+        c = pick(chosen, TPR=1, RPG=1, U=_SCAN_BLOCK)
+        x, y = _groups(-(-items // c["RPG"]))
+        threads = c["TPR"] * c["RPG"]
+        return Geometry(tuple(c.items()), (x * threads, y, 1), (threads, 1, 1))
+    return rowwise(chosen, items, d, capped=False)
+
+
+def fold_columns(chosen: Settings, items: int, d: int, *, scans: bool = False) -> Geometry:
+    """G threads per group, each for N of d columns of one of `items` parts."""
+    n = min(_SCAN_COLUMNS if scans else _FOLD_COLUMNS, _power_of_two(d)) if is_cpu(chosen) else 1
+    c = pick(chosen, N=n)
+    threads = -(-d // c["N"])
+    g = 1 if is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
+    x, y = _groups(items * -(-threads // g))
+    return Geometry((("N", c["N"]), ("G", g)), (x * g, y, 1), (g, 1, 1))
+
+
+def topk(chosen: Settings, k: int) -> tuple[int, int, int]:
+    """(elements per tile, results per thread of a merge, threads per group) of a top-k. Keeping
+    many in order pays only in short tiles, which take few moves."""
+    if is_cpu(chosen):
+        return (16384 if k <= 64 else 64), 4096, 1
+    return 64, 8, _GPU_GROUP

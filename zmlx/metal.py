@@ -275,9 +275,11 @@ def prepare(
     dtypes: tuple[mx.Dtype, ...],
     init_value: float | None = None,
     constants: tuple[mx.array, ...] = (),
+    donate: tuple[tuple[int, int], ...] = (),
 ) -> Any:
     """A launch of `spec` on `target`, compiled and ready for any arrays of these shapes and
-    dtypes; `constants` are passed after the arrays at every launch."""
+    dtypes; `constants` are passed after the arrays at every launch, and on the CPU an output may
+    take the memory of an input that it is paired with in `donate`."""
     where = {"metal": metal, "cuda": cuda, "cpu": cpu}.get(target or "")
     if where is None:
         raise RuntimeError(
@@ -286,8 +288,9 @@ def prepare(
         )
     if where is not cpu and (reason := where.unavailable()):
         raise RuntimeError(f"[{spec.name}] {reason}.")
+    some = {"donate": donate} if donate and where is cpu else {}
     return where.prepare(
-        spec, arrays, template, grid, threadgroup, shapes, dtypes, init_value, constants
+        spec, arrays, template, grid, threadgroup, shapes, dtypes, init_value, constants, **some
     )
 
 

@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from . import checks, launch, metal
 from .arguments import Argument, check
-from .codegen import Columnwise, Elementwise
+from .codegen import Columnwise, Elementwise, Fold, Scan
 from .interpret import Pattern, evaluate
 from .targets import cpu
 from .transforms import Reference, Rule
@@ -55,7 +55,7 @@ class PatternKernel:
     def __init__(
         self,
         name: str,
-        pattern: Pattern,
+        pattern: Pattern | Fold | Scan,
         dtypes: Sequence[DtypeRule],
         *,
         header: str = "",
@@ -200,6 +200,8 @@ class PatternKernel:
     ) -> tuple[launch.Geometry, tuple[tuple[int, ...], ...], tuple[mx.array, ...]]:
         """Geometry, output shapes and launch constants for these inputs."""
         pattern = self.pattern
+        if isinstance(pattern, (Fold, Scan)):
+            return self._axis_configuration(settings, pattern, inputs)
         lead, d = self._like(inputs)
         rows = prod(lead)
         # A block of random numbers is a multiple of the four that share a counter.
@@ -237,6 +239,30 @@ class PatternKernel:
             shapes.setdefault(y.array or y.name, shape)
         return geometry, tuple(shapes.values()), tuple(constants)
 
+    def _axis_configuration(
+        self, settings: launch.Settings, pattern: Fold | Scan, inputs: Sequence[mx.array]
+    ) -> tuple[launch.Geometry, tuple[tuple[int, ...], ...], tuple[mx.array, ...]]:
+        shape = tuple(inputs[0].shape)
+        if max(shape) >= 2**31:
+            raise ValueError(f"[{self.name}] axes must be shorter than 2^31 but got {shape}.")
+        scans = isinstance(pattern, Scan)
+        parts_of = (
+            launch.scan_parts
+            if isinstance(pattern, Scan) or pattern.for_scan
+            else launch.fold_parts
+        )
+        parts, chunk = parts_of(shape, pattern.columns)
+        if not pattern.cut:
+            parts, chunk = 1, shape[-2 if pattern.columns else -1]
+        items = shape[0] * parts
+        if pattern.columns:
+            geometry = launch.fold_columns(settings, items, shape[2], scans=scans)
+        else:
+            geometry = (launch.scan_rows if scans else launch.fold_rows)(settings, items, chunk)
+        output = shape if scans else (shape[0], *((parts,) if pattern.cut else ()), *shape[2:])
+        constants = tuple(_constant(n, mx.uint32) for n in (*shape, parts, chunk))
+        return geometry, (output,) * len(self.dtypes), constants
+
     def _first_full(self) -> int:
         name = next(x.array or x.name for x in self.pattern.inputs if x.kind == "full")
         return self._inputs.index(name)
@@ -271,6 +297,7 @@ class PatternKernel:
             dtypes = self.output_dtypes(inputs)
             outputs = self.reference(*inputs)
             return tuple(y.astype(d) for y, d in zip(outputs, dtypes, strict=True))
+        assert not isinstance(self.pattern, (Fold, Scan)), "which come with a reference"
         chunks = 1
         if not isinstance(self.pattern, Elementwise):
             chunks = self._row_chunks(prod(self._like(inputs)[0]))[0]

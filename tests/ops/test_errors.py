@@ -6,6 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from zmlx.arguments import dimensions
 from zmlx.testing import draw
 
 from .sweep import OPS
@@ -38,7 +39,10 @@ def test_not_an_array(op, index):
 @pytest.mark.parametrize("op, index", [p for p in EACH if p.values[1] > 0])
 def test_a_shape_that_does_not_match_the_first_argument(op, index):
     values = draw(op, op.cases[1], mx.float32)
-    values[index] = mx.concatenate([values[index], values[index]], axis=0)
+    known = {s for a in op.arguments[:index] for _, s in dimensions(a.shape)}
+    axes = [s for _, s in dimensions(op.arguments[index].shape)]
+    axis = next(i for i, s in enumerate(axes) if s in known)
+    values[index] = mx.concatenate([values[index], values[index]], axis=axis)
     with pytest.raises(ValueError, match=message(op, op.arguments[index])):
         op.function(*values)
 

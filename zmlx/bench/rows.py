@@ -40,7 +40,7 @@ class Plan:
 
     variants: tuple[str, ...] = NAMES
     rounds: int = ROUNDS
-    budget: float = 20.0
+    budget: float = 2.0
     extras: bool = True
 
 

@@ -15,6 +15,7 @@ per target:
     RPG    rows per threadgroup; more than 1 only for TPR a power of two up to 32
     U      consecutive elements per thread and step, and accumulators per reduction: a vector load
            on a GPU, a loop that vectorises without reassociation on the CPU; a power of two
+    G      threads per group, where each has N columns
     STEPS  steps that cover a row, where a kernel keeps values of its row in registers
     <output>_t  dtype of an output
 
@@ -24,6 +25,8 @@ stored to `y_out`. Arithmetic is in float unless an operand or a let names anoth
 
 from .columnwise import Columnwise
 from .elementwise import Elementwise
+from .fold import Fold
+from .monoids import MONOIDS
 from .named import (
     elementwise_binary,
     elementwise_unary,
@@ -35,15 +38,18 @@ from .parts import Check, Climb, Let, Operand, Output, Pass, Reduce
 from .pattern import Pattern
 from .reductions import REDUCTIONS, ROW_HEADER, Reduction
 from .rowwise import Rowwise
+from .scan import Scan
 from .text import identifiers
 
 __all__ = [
+    "MONOIDS",
     "REDUCTIONS",
     "ROW_HEADER",
     "Check",
     "Climb",
     "Columnwise",
     "Elementwise",
+    "Fold",
     "Let",
     "Operand",
     "Output",
@@ -52,6 +58,7 @@ __all__ = [
     "Reduce",
     "Reduction",
     "Rowwise",
+    "Scan",
     "elementwise_binary",
     "elementwise_unary",
     "identifiers",

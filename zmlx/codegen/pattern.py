@@ -12,14 +12,18 @@ _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 #: Names that bodies use themselves, and suffixes that they add to the names of a pattern.
 RESERVED = frozenset(
     (
-        "D", "N", "RPG", "STEPS", "TPR", "U", "chunk", "j", "row", "rows", "size",
-        "D_", "d_", "e_", "first_", "group_", "i_", "k_", "lane_", "live_", "more_", "n_", "part_",
-        "q_", "s_", "slot_", "start_", "stop_", "u_", "v_", "w_", "whole_", "words_",
+        "D", "G", "N", "RPG", "STEPS", "TPR", "U", "batches", "chunk", "j", "parts", "row", "rows",
+        "size",
+        "D_", "away_", "b_", "base_", "blocks_", "both_", "column_", "d_", "e_", "end_", "first_",
+        "full_", "group_", "i_", "item_", "items_", "k_", "lane_", "last_", "later_", "live_",
+        "more_", "n_", "p_", "part_", "place_", "q_", "s_", "share_", "shift_", "slot_", "start_",
+        "step_",        "steps_", "stop_", "t_", "u_", "v_", "w_", "whole_", "width_", "words_",
     )
 )  # fmt: skip
 SUFFIXES = (
-    "_drawn", "_first", "_in", "_in_row", "_kept", "_kept_tail", "_key", "_most", "_next", "_out",
-    "_out_row", "_part", "_sum", "_sum_tail", "_t",
+    "_after", "_before", "_block", "_carry", "_drawn", "_first", "_in", "_in_first", "_in_row",
+    "_in_step", "_kept", "_kept_tail", "_key", "_left", "_most", "_next", "_out", "_out_row",
+    "_out_step", "_own", "_part", "_right", "_scratch", "_sum", "_sum_tail", "_t", "_total",
 )  # fmt: skip
 
 

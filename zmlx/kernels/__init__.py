@@ -8,7 +8,10 @@ softmax       softmax log_softmax logsumexp masked_softmax sparsemax
 norms         rms_norm layer_norm l2_norm group_norm add_rms_norm add_layer_norm
               rms_norm_dropout layer_norm_dropout dropout_add_rms_norm dropout_add_layer_norm
 dropout       dropout
-losses        cross_entropy
+losses        cross_entropy linear_cross_entropy kl_div js_div
+reductions    sum mean max min var std argmax argmin topk
+scans         cumsum cumprod
+rope          rope rope_append qk_norm_rope
 """
 
 from ..backend import require_mlx
@@ -38,6 +41,9 @@ from .activations import (
     softsign,
     tanh,
 )
+from .arg_reductions import argmax, argmin
+from .cross_entropy import cross_entropy
+from .divergences import js_div, kl_div
 from .dropout import dropout
 from .glu import (
     geglu,
@@ -54,7 +60,7 @@ from .glu import (
     swiglu_packed,
 )
 from .group_norm import group_norm
-from .losses import cross_entropy
+from .linear_cross_entropy import linear_cross_entropy
 from .masked_softmax import masked_softmax
 from .norms import add_layer_norm, add_rms_norm, l2_norm, layer_norm, rms_norm
 from .norms_dropout import (
@@ -63,14 +69,24 @@ from .norms_dropout import (
     layer_norm_dropout,
     rms_norm_dropout,
 )
+from .qk_norm_rope import qk_norm_rope
+from .reductions import max, mean, min, std, sum, var
+from .rope import rope
+from .rope_append import rope_append
+from .scans import cumprod, cumsum
 from .softmax import log_softmax, logsumexp, softmax
 from .sparsemax import sparsemax
+from .topk import topk
 
 __all__ = [
     "add_layer_norm",
     "add_rms_norm",
+    "argmax",
+    "argmin",
     "celu",
     "cross_entropy",
+    "cumprod",
+    "cumsum",
     "dropout",
     "dropout_add_layer_norm",
     "dropout_add_rms_norm",
@@ -89,22 +105,31 @@ __all__ = [
     "hardsigmoid",
     "hardswish",
     "hardtanh",
+    "js_div",
+    "kl_div",
     "l2_norm",
     "layer_norm",
     "layer_norm_dropout",
     "leaky_relu",
+    "linear_cross_entropy",
     "log",
     "log_sigmoid",
     "log_softmax",
     "logsumexp",
     "masked_softmax",
+    "max",
+    "mean",
+    "min",
     "mish",
+    "qk_norm_rope",
     "reglu",
     "reglu_packed",
     "relu",
     "relu2",
     "rms_norm",
     "rms_norm_dropout",
+    "rope",
+    "rope_append",
     "selu",
     "sigmoid",
     "silu",
@@ -112,9 +137,13 @@ __all__ = [
     "softplus",
     "softsign",
     "sparsemax",
+    "std",
+    "sum",
     "swiglu",
     "swiglu_clamped",
     "swiglu_clamped_packed",
     "swiglu_packed",
     "tanh",
+    "topk",
+    "var",
 ]

@@ -1,0 +1,271 @@
+"""What reductions promise beyond their registry entries."""
+
+import os
+import subprocess
+import sys
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zmlx import kernels, launch, metal
+from zmlx.kernels import argmax, argmin, max, mean, min, std, sum, var
+from zmlx.kernels.axes import NUMBERS, plan
+
+NAMES = ("sum", "mean", "max", "min", "var", "std", "argmax", "argmin")
+SEVERAL_AXES = NAMES[:6]
+GEOMETRIES = ("cpu", "gpu")
+NAN, INF = float("nan"), float("inf")
+
+
+def normal(*shape, seed=0):
+    return mx.array(np.random.default_rng(seed).standard_normal(shape), dtype=mx.float32)
+
+
+def same(got, want, tolerance=0.0):
+    assert got.dtype == want.dtype
+    assert got.shape == want.shape
+    got, want = (np.array(y.astype(mx.float32)) for y in (got, want))
+    np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
+
+
+# ---- as MLX -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", NUMBERS, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_dtypes_and_values_are_those_of_mlx(name, dtype):
+    x = mx.array(np.random.default_rng(1).integers(0, 6, (7, 40))).astype(dtype)
+    for axis in (0, 1, None):
+        got, want = getattr(kernels, name)(x, axis), getattr(mx, name)(x, axis)
+        tolerance = 2e-2 if dtype in (mx.float16, mx.bfloat16) else 1e-5
+        same(got, want, tolerance)
+
+
+@pytest.mark.parametrize("dtype", [mx.int8, mx.uint8, mx.int32, mx.int64, mx.uint64], ids=str)
+@pytest.mark.parametrize("name", ["max", "min"])
+def test_integers_are_compared_exactly(name, dtype):
+    limits = np.iinfo(str(dtype).rsplit(".", 1)[-1])
+    x = np.array([[limits.max, limits.max - 1], [limits.min, limits.min + 1]], dtype=limits.dtype)
+    got = np.array(getattr(kernels, name)(mx.array(x), axis=1))
+    np.testing.assert_array_equal(got, getattr(x, name)(axis=1))
+    at = np.array(getattr(kernels, f"arg{name}")(mx.array(x), axis=1))
+    np.testing.assert_array_equal(at, getattr(x, f"arg{name}")(axis=1))
+
+
+@st.composite
+def shapes_and_axes(draw):
+    shape = draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))
+    axes = draw(st.lists(st.sampled_from(range(len(shape))), unique=True, max_size=len(shape)))
+    return tuple(shape), tuple(a - draw(st.sampled_from((0, len(shape)))) for a in axes)
+
+
+@settings(max_examples=40, deadline=None)
+@given(shapes_and_axes(), st.booleans(), st.sampled_from(SEVERAL_AXES))
+def test_any_shape_and_axes(case, keepdims, name):
+    shape, axes = case
+    x = normal(*shape)
+    got = getattr(kernels, name)(x, axes, keepdims)
+    same(got, getattr(mx, name)(x, axes, keepdims), 1e-5)
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+@pytest.mark.parametrize("value", [NAN, INF, -INF, -0.0], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_special_values_are_as_in_mlx(name, value, geometry):
+    x = normal(40, 130)
+    x[3, 77] = x[3, 99] = x[22, 129] = value
+    x[7] = value
+    with launch.geometry(geometry):
+        for axis in (0, 1, None):
+            got, want = getattr(kernels, name)(x, axis), getattr(mx, name)(x, axis)
+            np.testing.assert_allclose(np.array(got), np.array(want), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("d", [1, 31, 64, 129, 5000, 70001])
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_of_equal_elements_the_first_is_found(geometry, d):
+    x = mx.zeros((3, d))
+    x[1, d // 2 :] = 1.0
+    x[2, d - 1] = -INF
+    with launch.geometry(geometry):
+        np.testing.assert_array_equal(np.array(argmax(x, -1)), [0, d // 2, 0])
+        np.testing.assert_array_equal(np.array(argmax(x.T, 0)), [0, d // 2, 0])
+        assert argmin(x, -1)[2].item() == d - 1
+        low = mx.full((2, d), -INF)
+        np.testing.assert_array_equal(np.array(argmax(low, -1)), [0, 0])
+
+
+def test_the_first_nan_is_found():
+    x = normal(3, 50000)
+    x[1, 40001] = x[1, 30001] = NAN
+    assert argmax(x, -1)[1].item() == argmin(x, -1)[1].item() == 30001
+    assert argmax(x).item() == argmin(x).item() == 80001
+
+
+def test_reductions_of_nothing():
+    x = mx.zeros((0, 3))
+    np.testing.assert_array_equal(np.array(sum(x, 0)), [0, 0, 0])
+    assert sum(x).item() == 0
+    for op in (mean, var, std):
+        assert np.isnan(np.array(op(x, 0))).all()
+    for op in (sum, mean, max, min, var, std):
+        assert op(x, 1).shape == (0,)
+    for op in (max, min, argmax, argmin):
+        with pytest.raises(ValueError, match=rf"\[{op.__name__}\] 'x' must have elements"):
+            op(x, 0)
+
+
+def test_0d_arrays_and_no_axes():
+    x = mx.array(3.0)
+    assert [op(x).item() for op in (sum, mean, max, min, var, std, argmax)] == [3, 3, 3, 3, 0, 0, 0]
+    same(sum(normal(2, 3), ()), normal(2, 3))
+
+
+@pytest.mark.parametrize("ddof", [0, 1, 4, 5, 9])
+def test_ddof_as_in_mlx(ddof):
+    x = normal(3, 5)
+    same(var(x, -1, ddof=ddof), mx.var(x, -1, ddof=ddof), 1e-5)
+    same(std(x, 0, ddof=ddof), mx.std(x, 0, ddof=ddof), 1e-5)
+
+
+# ---- precision ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_variance_far_from_zero_does_not_cancel(axis):
+    x = normal(3000, 3000 // 10) + 1e4
+    want = np.array(x).astype(np.float64).var(axis=axis)
+    np.testing.assert_allclose(np.array(var(x, axis)), want, rtol=2e-6)
+
+
+def test_a_mean_of_halves_does_not_overflow_on_the_way():
+    assert mean(mx.full((1000,), 60000.0, dtype=mx.float16)).item() == 60000.0
+    assert mean(mx.full((8,), 2**30, dtype=mx.int32)).item() == 2.0**30
+
+
+def test_a_long_sum_keeps_its_digits():
+    """Equal numbers round the same way at every step: the worst case. One running total is off by
+    more than 1 %; blocks of 256 are off by 256 half ulps a level at most, 1.5e-5."""
+    x = mx.full((1 << 24,), 0.1, dtype=mx.float32)
+    want = np.float64(np.float32(0.1)) * (1 << 24)
+    assert abs(sum(x).item() - want) < 1e-5 * want
+    column = x.reshape(-1, 2)
+    assert abs(sum(column, 0)[0].item() - want / 2) < 1e-5 * want
+
+
+# ---- gradients ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1, 2, (0, 2), (1, 2)])
+@pytest.mark.parametrize("name", SEVERAL_AXES)
+def test_gradients_over_any_axes(name, axis):
+    x = normal(5, 40, 6)
+
+    def loss(op):
+        def f(x):
+            y = op(x, axis)
+            return (y * mx.cos(mx.arange(y.size)).reshape(y.shape)).sum()
+
+        return mx.grad(f)(x)
+
+    same(loss(getattr(kernels, name)), loss(getattr(mx, name)), 1e-4)
+
+
+@pytest.mark.parametrize("op", [max, min])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_equal_elements_share_the_gradient(op, axis):
+    x = mx.array(np.random.default_rng(2).integers(0, 3, (30, 50)), dtype=mx.float32)
+    x[4, 5] = NAN
+    got, want = (
+        mx.grad(lambda x, f=f: f(x, axis).sum())(x) for f in (op, getattr(mx, op.__name__))
+    )
+    np.testing.assert_allclose(np.array(got), np.array(want), rtol=1e-6)
+
+
+def test_gradients_of_two_launches():
+    x = normal(3, 50000)
+    for name in SEVERAL_AXES:
+        both = (getattr(kernels, name), getattr(mx, name))
+        got, want = (mx.grad(lambda x, f=f: f(x, -1).sum())(x) for f in both)
+        same(got, want, 1e-4)
+
+
+# ---- launches -----------------------------------------------------------------------------------
+
+
+def launches(function):
+    before = metal.statistics()["launches"]
+    mx.eval(function())
+    return metal.statistics()["launches"] - before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_at_most_two_launches(name):
+    op = getattr(kernels, name)
+    for x in (normal(300, 40), normal(1 << 20), normal(4, 1 << 17), normal(1 << 17, 4)):
+        mx.eval(x)
+        assert launches(lambda x=x: op(x)) <= 2
+        assert launches(lambda x=x: op(x, 0)) <= 2
+        assert launches(lambda x=x: op(x, -1)) <= 2
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, (0, 1), (1, 2), None])
+def test_no_copy_for_axes_that_are_neighbours(axis):
+    x = normal(4, 30, 50)
+    mx.eval(x)
+    before = metal.statistics()
+    mx.eval(sum(x, axis))
+    after = metal.statistics()
+    copies = [k for k in before if "cop" in k or "contiguous" in k]
+    assert copies
+    assert all(after[k] == before[k] for k in copies)
+    axes = tuple(range(3)) if axis is None else (axis,) if isinstance(axis, int) else axis
+    assert plan((4, 30, 50), axes).order is None
+
+
+def test_a_new_ddof_compiles_nothing():
+    x = normal(9, 65)
+    mx.eval(var(x, -1))
+    before = metal.statistics()["compiles"]
+    mx.eval([var(x, -1, ddof=n) for n in range(5)])
+    assert metal.statistics()["compiles"] == before
+
+
+def test_the_number_of_threads_changes_nothing():
+    code = (
+        "import mlx.core as mx, numpy as np, hashlib; from zmlx import kernels as K;"
+        "x = mx.array(np.random.default_rng(0).standard_normal((3, 200001)), dtype=mx.float32);"
+        "y = [f(x, a) for f in (K.sum, K.var, K.argmax, K.cumsum) for a in (0, 1, None)];"
+        "print(hashlib.sha256(b''.join(np.array(v).tobytes() for v in y)).hexdigest())"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "ZMLX_NUM_THREADS": n},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for n in ("1", "2", "5")
+    }  # fmt: skip
+    assert len(found) == 1
+
+
+# ---- errors -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bad_axes(name):
+    op = getattr(kernels, name)
+    with pytest.raises(ValueError, match=rf"\[{name}\] 'axis' must be in \[-2, 2\) but got 2"):
+        op(normal(2, 3), 2)
+    with pytest.raises(TypeError, match=rf"\[{name}\] 'axis' must be an int"):
+        op(normal(2, 3), "0")
+    if name in SEVERAL_AXES:
+        with pytest.raises(ValueError, match=rf"\[{name}\] 'axis' must name different axes"):
+            op(normal(2, 3), (0, -2))
+
+
+def test_bad_ddof():
+    with pytest.raises(TypeError, match=r"\[var\] 'ddof' must be an int but got float"):
+        var(normal(3), ddof=1.0)

@@ -1,0 +1,286 @@
+"""Reductions of one axis to a state: sums, extremes, their positions, moments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .monoids import MONOIDS, RANGES, Monoid, add_merge, fill, names_of
+from .parts import Operand, Output
+from .pattern import Pattern
+from .text import Body, unique
+
+#: Steps that are summed before their sum is added to the total.
+_BLOCK = 256
+
+
+@dataclass(frozen=True)
+class Fold(Pattern):
+    """out = expr(state), where the state is that of the elements along one axis.
+
+    The array `x` is (rows, D) and D is folded, or with `columns` (batches, rows, D) and `rows` is
+    folded. With `merges` the elements are states themselves: an array for each variable, named
+    after it. Expressions of the outputs name the variables of the state and the scalars.
+
+    With `cut` the folded axis is cut into `parts` of `chunk` elements, an output for each: (rows,
+    parts) or (batches, parts, D), the parts of a scan if it is `for_scan`. So a long axis is two
+    launches, of which the second merges; both fold in an order that no number of threads changes.
+
+    Launch of rows: TPR·RPG threads per group and RPG parts of rows per group, groups along x then
+    y; of columns: G threads per group, N columns per thread.
+    """
+
+    op: str
+    outputs: tuple[Output, ...]
+    type: str = "float"
+    columns: bool = False
+    merges: bool = False
+    cut: bool = False
+    for_scan: bool = False
+    scalars: tuple[Operand, ...] = ()
+
+    @property
+    def monoid(self) -> Monoid:
+        """What is folded."""
+        return MONOIDS[self.op]
+
+    @property
+    def inputs(self) -> tuple[Operand, ...]:  # type: ignore[override]
+        """The operands."""
+        types = self.monoid.types(self.type)
+        elements = (
+            tuple(Operand(name, "row", types[name]) for name in types)
+            if self.merges
+            else (Operand("x", "row", self.type),)
+        )
+        return (*elements, *self.scalars)
+
+    def names(self) -> tuple[str, ...]:
+        """What the pattern names; outputs may be variables of the state."""
+        return unique([*(x.name for x in self.inputs), *(y.name for y in self.outputs)])
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """The launch constants that follow the inputs."""
+        leading = ("batches", "rows") if self.columns else ("rows",)
+        return (*leading, "D", "parts", "chunk")
+
+    def source(self) -> str:
+        """The body."""
+        body = Body()
+        if self.columns:
+            self._columns(body)
+        else:
+            self._rows(body)
+        return body.text()
+
+    # ---- rows -----------------------------------------------------------------------------------
+
+    def _rows(self, body: Body) -> None:
+        types = self.monoid.types(self.type)
+        for name, type_ in types.items():
+            body.add(f"threadgroup {type_} {name}_scratch[TPR % 32 == 0 ? TPR / 32 : TPR];")
+        body.add("const uint lane_ = thread_position_in_threadgroup.x % TPR;")
+        body.add(
+            "const uint group_ = threadgroup_position_in_grid.x"
+            " + threadgroup_position_in_grid.y * threadgroups_per_grid.x;"
+        )
+        body.add("const uint items_ = rows * parts;")
+        body.open("if (group_ * RPG >= items_)")
+        body.add("return;")
+        body.close()
+        # A surplus item of the last group repeats the last one and stores nothing, so that every
+        # thread reaches every simd operation.
+        body.add("const uint slot_ = group_ * RPG + thread_position_in_threadgroup.x / TPR;")
+        body.add("const bool live_ = RPG == 1 || slot_ < items_;")
+        body.add("const uint item_ = live_ ? slot_ : items_ - 1;")
+        body.add("const uint first_ = item_ % parts * chunk;")
+        body.add("const uint stop_ = chunk < D - first_ ? first_ + chunk : D;")
+        body.add("const uint whole_ = first_ + (stop_ - first_) / U * U;")
+        for x in self._elements:
+            body.add(f"auto {x.name}_in_row = {x.name}_in + size_t(item_ / parts) * D;")
+        if self.monoid.shifted and not self.merges:
+            body.add(f"const {self.type} shift_ = {self.type}(x_in_row[D - 1]);")
+        self._walk(body, "U", "u_", "TPR * U", ("first_ + lane_ * U", "whole_"), self._row_step)
+        body.open("for (uint k_ = 0; k_ < (U + TPR - 1) / TPR; ++k_)")
+        body.add("const uint j = whole_ + k_ * TPR + lane_;")
+        body.open("if (j < stop_)")
+        other = self._load(body, "row[j]", "j")
+        add_merge(body, self.monoid, self._own("k_"), other)
+        body.close()
+        body.close()
+        self._fold_row(body, types)
+        body.open("if (lane_ == 0 && live_)")
+        self._store(body, "item_")
+        body.close()
+
+    def _row_step(self, body: Body, suffix: str) -> None:
+        # From a pointer, since a sum of indices that may wrap keeps the loop from vectorising.
+        for x in self._elements:
+            body.add(f"auto {x.name}_in_step = {x.name}_in_row + i_;")
+        body.open("for (uint u_ = 0; u_ < U; ++u_)")
+        body.add("const uint j = i_ + u_;")
+        other = self._load(body, "step[u_]", "j")
+        add_merge(body, self.monoid, self._own("u_", suffix), other, quick=not self.merges)
+        body.close()
+
+    def _fold_row(self, body: Body, types: dict[str, str]) -> None:
+        """The accumulators of a thread, then the threads of a row: by shuffles where simdgroups
+        are full or a row is a power of two of their lanes, and over threadgroup memory."""
+        monoid = self.monoid
+        body.open("for (uint w_ = U / 2; w_ > 0; w_ /= 2)")
+        body.open("for (uint u_ = 0; u_ < w_; ++u_)")
+        add_merge(body, monoid, self._own("u_"), self._own("u_ + w_"))
+        body.close()
+        body.close()
+        for name, type_ in types.items():
+            body.add(f"{type_} {name} = {name}_part[0];")
+        state = names_of(monoid, lambda n: n)
+        other = names_of(monoid, lambda n: f"{n}_next")
+        body.add("const uint width_ = TPR % 32 == 0 ? 32 : (TPR & (TPR - 1)) == 0 ? TPR : 1;")
+        body.open("for (ushort step_ = ushort(width_ / 2); step_ > 0; step_ /= 2)")
+        for name, type_ in types.items():
+            body.add(f"const {type_} {name}_next = simd_shuffle_xor({name}, step_);")
+        add_merge(body, monoid, state, other)
+        body.close()
+        body.open("if (TPR > width_)")
+        body.open("if (lane_ % width_ == 0)")
+        for name in types:
+            body.add(f"{name}_scratch[lane_ / width_] = {name};")
+        body.close()
+        body.add("threadgroup_barrier(mem_flags::mem_threadgroup);")
+        for name in types:
+            body.add(f"{name} = {name}_scratch[0];")
+        body.open("for (uint s_ = 1; s_ < TPR / width_; ++s_)")
+        for name, type_ in types.items():
+            body.add(f"const {type_} {name}_next = {name}_scratch[s_];")
+        add_merge(body, monoid, state, other)
+        body.close()
+        body.close()
+
+    # ---- columns --------------------------------------------------------------------------------
+
+    def _columns(self, body: Body) -> None:
+        body.add(
+            "const uint group_ = threadgroup_position_in_grid.x"
+            " + threadgroup_position_in_grid.y * threadgroups_per_grid.x;"
+        )
+        body.add("const uint blocks_ = (D + N * G - 1) / (N * G);")
+        body.add("const uint item_ = group_ / blocks_;")
+        body.add("const uint place_ = group_ % blocks_ * G + thread_position_in_threadgroup.x;")
+        body.add("const uint column_ = place_ * N;")
+        body.open("if (item_ >= batches * parts || column_ >= D)")
+        body.add("return;")
+        body.close()
+        body.add("const uint first_ = item_ % parts * chunk;")
+        body.add("const uint stop_ = chunk < rows - first_ ? first_ + chunk : rows;")
+        body.add("const uint width_ = min(uint(N), D - column_);")
+        for x in self._elements:
+            body.add(
+                f"auto {x.name}_in_first = {x.name}_in"
+                " + size_t(item_ / parts) * rows * D + column_;"
+            )
+        if self.monoid.shifted and not self.merges:
+            body.add(f"{self.type} shift_[N];")
+            body.open("for (uint n_ = 0; n_ < width_; ++n_)")
+            body.add(f"shift_[n_] = {self.type}(x_in_first[size_t(rows - 1) * D + n_]);")
+            body.close()
+        self._walk(body, "N", "n_", "1", ("first_", "stop_"), self._column_step)
+        body.open("for (uint n_ = 0; n_ < width_; ++n_)")
+        for name, type_ in self.monoid.types(self.type).items():
+            body.add(f"const {type_} {name} = {name}_part[n_];")
+        self._store(body, "size_t(item_) * D + column_ + n_")
+        body.close()
+
+    def _column_step(self, body: Body, suffix: str) -> None:
+        for x in self._elements:
+            body.add(f"auto {x.name}_in_row = {x.name}_in_first + size_t(i_) * D;")
+        body.open("if (width_ == N)")
+        for loop in ("n_ < N", "n_ < width_"):
+            body.open(f"for (uint n_ = 0; {loop}; ++n_)")
+            other = self._load(body, "row[n_]", "i_")
+            add_merge(body, self.monoid, self._own("n_", suffix), other, quick=not self.merges)
+            body.close()
+            if loop == "n_ < N":
+                body.depth -= 1
+                body.open("} else")
+        body.close()
+
+    # ---- both -----------------------------------------------------------------------------------
+
+    @property
+    def _elements(self) -> tuple[Operand, ...]:
+        return tuple(x for x in self.inputs if x.kind == "row")
+
+    def _own(self, index: str, suffix: str = "_part") -> dict[str, str]:
+        """The state of an accumulator."""
+        return names_of(self.monoid, lambda n: f"{n}{suffix}[{index}]")
+
+    def _load(self, body: Body, place: str, index: str) -> dict[str, str]:
+        """Declares the element at `place`, and gives its state."""
+        if not self.merges:
+            value = f"{self.type}(x_in_{place})"
+            if self.monoid.shifted:
+                value += " - shift_[n_]" if self.columns else " - shift_"
+            body.add(f"const {self.type} v_ = {value};")
+            return self.monoid.lifted(index)
+        for x in self._elements:
+            body.add(f"const {x.type} {x.name}_next = {x.type}({x.name}_in_{place});")
+        return names_of(self.monoid, lambda n: f"{n}_next")
+
+    def _start(self, body: Body, count: str, index: str, suffix: str = "_part") -> None:
+        """Declares accumulators."""
+        types = self.monoid.types(self.type)
+        for name, type_ in types.items():
+            body.add(f"{type_} {name}{suffix}[{count}];")
+        loop = f"{index} < width_" if self.columns else f"{index} < {count}"
+        body.open(f"for (uint {index} = 0; {loop}; ++{index})")
+        own = self._own(index, suffix)
+        # Merging takes the lower of equal positions, so that no position is the highest.
+        front = RANGES["uint"][1] if self.merges else "first_"
+        for name, value in self.monoid.started(self.type, front).items():
+            body.add(f"{own[name]} = {value};")
+        body.close()
+
+    def _walk(
+        self,
+        body: Body,
+        count: str,
+        index: str,
+        step: str,
+        ends: tuple[str, str],
+        take: Callable[[Body, str], None],
+    ) -> None:
+        """All whole steps from the first of `ends` to the second."""
+        monoid = self.monoid
+        first, stop = ends
+        self._start(body, count, index)
+        plain = self.merges or not monoid.blocked
+        if not plain:
+            body.open(f"for (uint b_ = {first}; b_ < {stop}; b_ += {_BLOCK} * {step})")
+            self._start(body, count, index, "_block")
+            body.add(f"const uint end_ = min({stop}, b_ + {_BLOCK} * {step});")
+            first, stop = "b_", "end_"
+        if monoid.step and not self.merges:
+            body.add("uint steps_ = 0;")
+        body.open(f"for (uint i_ = {first}; i_ < {stop}; i_ += {step})")
+        if monoid.step and not self.merges:
+            body.add(monoid.step)
+        take(body, "_part" if plain else "_block")
+        body.close()
+        loop = f"{index} < width_" if self.columns else f"{index} < {count}"
+        if not plain:
+            body.open(f"for (uint {index} = 0; {loop}; ++{index})")
+            add_merge(body, monoid, self._own(index), self._own(index, "_block"))
+            body.close()
+            body.close()
+        if monoid.after and not self.merges:
+            body.open(f"for (uint {index} = 0; {loop}; ++{index})")
+            body.add(*(fill(line, self._own(index), {}) for line in monoid.after))
+            body.close()
+
+    def _store(self, body: Body, place: str) -> None:
+        for x in self.scalars:
+            body.add(f"const {x.type} {x.name} = {x.type}({x.name}_in);")
+        for y in self.outputs:
+            body.add(f"{y.name}_out[{place}] = {y.name}_t({y.expr});")

@@ -1,0 +1,115 @@
+"""Where the extreme elements are.
+
+    argmax    the index of the largest x          argmin    the index of the smallest x
+
+Bytes: x is read once, over any axis, and an index per reduction is written. The fold is of pairs of
+a value and its index, so that it may run in any order; of equal elements the first wins.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+
+from ..arguments import Argument
+from ..launch import settings
+from ..registry import Op, Option, register
+from ..targets import cpu
+from .axes import NUMBERS, named_axes, plan
+from .folds import fold
+from .reductions import BENCHMARKS, KEEPDIMS, over_last
+
+
+def _numpy_at(name: str, x: Any, axis: int | None, keepdims: bool, xp: Any) -> Any:
+    """With the shape of `keepdims`, which not every namespace knows."""
+    at = getattr(xp, name)(x, axis=axis)
+    if not keepdims:
+        return at
+    return xp.reshape(at, (1,) * x.ndim) if axis is None else xp.expand_dims(at, axis)
+
+
+def argmax_reference(
+    x: mx.array, axis: int | None = -1, keepdims: bool = False, *, xp: Any = mx
+) -> Any:
+    """argmax in plain MLX."""
+    return _numpy_at("argmax", x, axis, keepdims, xp)
+
+
+def argmin_reference(
+    x: mx.array, axis: int | None = -1, keepdims: bool = False, *, xp: Any = mx
+) -> Any:
+    """argmin in plain MLX."""
+    return _numpy_at("argmin", x, axis, keepdims, xp)
+
+
+def _extreme_at(name: str, x: mx.array, axis: int | None, keepdims: bool) -> mx.array:
+    if axis is not None and not isinstance(axis, int):
+        raise TypeError(f"[{name}] 'axis' must be an int or None but got {type(axis).__name__}.")
+    axes = named_axes(name, x, axis)
+    p = plan(tuple(x.shape), axes)
+    if p.elements == 0:
+        raise ValueError(f"[{name}] 'x' must have elements to compare but got shape {x.shape}.")
+    if settings().target == "reference" or cpu.maybe_tracing((x,)) == cpu.DYNAMIC:
+        plain = mx.argmax if name == "argmax" else mx.argmin
+        return plain(x, axis=axis, keepdims=keepdims)
+    (y,) = fold(name, f"{name[3:]}_at", (("y", "at"),), p, x, (mx.uint32,))
+    return y.reshape(p.kept) if keepdims and p.axes else y
+
+
+def argmax(x: mx.array, axis: int | None = None, keepdims: bool = False) -> mx.array:
+    """The index of the largest element over an axis, as `mx.argmax`.
+
+    Args:
+        x: any shape, in float32, float16, bfloat16, bool or any integer.
+        axis: the axis, or None for the index in x flattened.
+        keepdims: keep the reduced axes, with size 1.
+
+    Returns:
+        Indices in uint32: of equal elements the first, and the first NaN where there is one. It
+        has no gradient.
+
+    Raises:
+        ValueError: for a maximum of nothing.
+    """
+    return _extreme_at("argmax", x, axis, keepdims)
+
+
+def argmin(x: mx.array, axis: int | None = None, keepdims: bool = False) -> mx.array:
+    """The index of the smallest element over an axis, as `mx.argmin`.
+
+    Args:
+        x: any shape, in float32, float16, bfloat16, bool or any integer.
+        axis: the axis, or None for the index in x flattened.
+        keepdims: keep the reduced axes, with size 1.
+
+    Returns:
+        Indices in uint32: of equal elements the first, and the first NaN where there is one. It
+        has no gradient.
+
+    Raises:
+        ValueError: for a minimum of nothing.
+    """
+    return _extreme_at("argmin", x, axis, keepdims)
+
+
+for _name, _function, _reference, _baseline in (
+    ("argmax", argmax, argmax_reference, mx.argmax),
+    ("argmin", argmin, argmin_reference, mx.argmin),
+):
+    register(
+        Op(
+            name=_name,
+            family="reductions",
+            summary=f"index of the {'largest' if _name == 'argmax' else 'smallest'} element",
+            formula=f"the first i with x[i] = {_name[3:]} x",
+            function=over_last(_function),
+            reference=_reference,
+            arguments=(Argument("x", "(...)", NUMBERS, differentiable=False),),
+            options=(Option("axis", -1, (0, None), passed="text"), KEEPDIMS),
+            outputs=("(*)",),
+            baseline=over_last(_baseline),
+            torch=f"torch.{_name}(x, axis)",
+            benchmarks=BENCHMARKS,
+        )
+    )

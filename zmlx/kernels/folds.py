@@ -1,0 +1,194 @@
+"""The kernels behind the reductions: a fold in one launch, or in two for a few long rows.
+
+Bytes: x is read once, whatever the axis. A cut fold also writes and reads its partial states, at
+most 256 a row. Results do not depend on the number of threads: parts follow from the shape, and
+there are no atomics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+
+from .. import launch
+from ..codegen import MONOIDS, Fold, Operand, Output
+from ..interpret import expression_value
+from ..pattern import PatternKernel
+from ..transforms import Arrays
+from .axes import Plan, element
+
+_DTYPES = {
+    "float": mx.float32,
+    "int": mx.int32,
+    "uint": mx.uint32,
+    "int64_t": mx.int64,
+    "uint64_t": mx.uint64,
+}
+
+#: Outputs of a fold: names to expressions of the state.
+Results = tuple[tuple[str, str], ...]
+
+
+def fold(
+    name: str,
+    op: str,
+    results: Results,
+    plan: Plan,
+    x: mx.array,
+    dtypes: Sequence[mx.Dtype],
+    scalars: tuple[tuple[str, mx.array], ...] = (),
+    type_: str = "",
+) -> Arrays:
+    """x folded over the axes of `plan`, in `type_` or that of x: an array of the plan's shape for
+    each of `results`."""
+    type_ = type_ or element(x.dtype)
+    seen = plan.seen(x)
+    parts = launch.fold_parts(plan.view, plan.columns)[0]
+    key = (name, op, results, type_, plan.columns, tuple(n for n, _ in scalars))
+    values = [value for _, value in scalars]
+    if parts == 1:
+        outputs = _whole(*key, tuple(dtypes))(seen, *values)
+    else:
+        states = parts_of(name, op, type_, plan.columns)(seen)
+        states = states if isinstance(states, tuple) else (states,)
+        outputs = _merge(*key, tuple(dtypes))(*states, *values)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    return tuple(y if y.shape == plan.shape else y.reshape(plan.shape) for y in outputs)
+
+
+def _outputs(results: Results) -> tuple[Output, ...]:
+    return tuple(Output(name, expr, "per_row") for name, expr in results)
+
+
+def _scalars(names: tuple[str, ...]) -> tuple[Operand, ...]:
+    return tuple(Operand(name, "scalar") for name in names)
+
+
+@cache
+def _whole(
+    name: str,
+    op: str,
+    results: Results,
+    type_: str,
+    columns: bool,
+    scalars: tuple[str, ...],
+    dtypes: tuple[mx.Dtype, ...],
+) -> PatternKernel:
+    """A fold in one launch."""
+
+    def reference(x: mx.array, *values: mx.array) -> Arrays:
+        state = _state_of(op, x.astype(_DTYPES[type_]), _axis(columns))
+        return _finished(results, state, dict(zip(scalars, values, strict=True)))
+
+    pattern = Fold(op, _outputs(results), type_, columns, scalars=_scalars(scalars))
+    return PatternKernel(f"{name}/whole", pattern, dtypes, reference=reference)
+
+
+@cache
+def parts_of(
+    name: str, op: str, type_: str, columns: bool, for_scan: bool = False
+) -> PatternKernel:
+    """The states of all parts of the rows or columns."""
+    types = MONOIDS[op].types(type_)
+
+    def reference(x: mx.array) -> Arrays:
+        axis = _axis(columns)
+        parts = (launch.scan_parts if for_scan else launch.fold_parts)(x.shape, columns)[0]
+        state = _state_of(op, x.astype(_DTYPES[type_]), axis)
+        return tuple(
+            mx.concatenate([value] + [_neutral(op, n, value)] * (parts - 1), axis=axis)
+            for n, v in state.items()
+            for value in [mx.expand_dims(v, axis)]
+        )
+
+    pattern = Fold(
+        op, _outputs(tuple((n, n) for n in types)), type_, columns, cut=True, for_scan=for_scan
+    )
+    dtypes = [_DTYPES[t] for t in types.values()]
+    return PatternKernel(f"{name}/parts", pattern, dtypes, reference=reference)
+
+
+@cache
+def _merge(
+    name: str,
+    op: str,
+    results: Results,
+    type_: str,
+    columns: bool,
+    scalars: tuple[str, ...],
+    dtypes: tuple[mx.Dtype, ...],
+) -> PatternKernel:
+    """The states of the parts, merged."""
+    names = MONOIDS[op].names
+
+    def reference(*arrays: mx.array) -> Arrays:
+        states = dict(zip(names, arrays[: len(names)], strict=True))
+        merged = _merged(op, states, _axis(columns))
+        return _finished(results, merged, dict(zip(scalars, arrays[len(names) :], strict=True)))
+
+    pattern = Fold(op, _outputs(results), type_, columns, merges=True, scalars=_scalars(scalars))
+    return PatternKernel(f"{name}/merge", pattern, dtypes, reference=reference)
+
+
+# ---- the same in plain MLX ----------------------------------------------------------------------
+
+
+def _axis(columns: bool) -> int:
+    return -2 if columns else -1
+
+
+def _state_of(op: str, x: mx.array, axis: int) -> dict[str, mx.array]:
+    """The state of the elements along an axis."""
+    if op == "sum":
+        return {"total": x.sum(axis=axis)}
+    if op == "moments":
+        x = x - mx.stop_gradient(mx.take(x, mx.array([x.shape[axis] - 1]), axis=axis))
+        mean = x.mean(axis=axis, keepdims=True)
+        m2 = ((x - mean) ** 2).sum(axis=axis)
+        return {
+            "mean": mean.squeeze(axis),
+            "m2": m2,
+            "count": mx.full(m2.shape, x.shape[axis], dtype=mx.float32),
+        }
+    extreme, at = (mx.max, mx.argmax) if op.startswith("max") else (mx.min, mx.argmin)
+    m = extreme(x, axis=axis)
+    if op.endswith("_at"):
+        return {"m": m, "at": at(x, axis=axis)}
+    if op.endswith("_count"):
+        return {"m": m, "count": (x == mx.expand_dims(m, axis)).sum(axis=axis).astype(mx.uint32)}
+    return {"m": m}
+
+
+def _neutral(op: str, name: str, value: mx.array) -> mx.array:
+    """What leaves `value` as it is when it is merged."""
+    return value if name in ("m", "at") else mx.zeros_like(value)
+
+
+def _merged(op: str, states: dict[str, mx.array], axis: int) -> dict[str, mx.array]:
+    if op == "sum":
+        return {"total": states["total"].sum(axis=axis)}
+    if op == "moments":
+        weight = states["count"]
+        count = weight.sum(axis=axis, keepdims=True)
+        mean = (weight * states["mean"]).sum(axis=axis, keepdims=True) / count
+        m2 = (states["m2"] + weight * (states["mean"] - mean) ** 2).sum(axis=axis)
+        return {"mean": mean.squeeze(axis), "m2": m2, "count": count.squeeze(axis)}
+    extreme, at = (mx.max, mx.argmax) if op.startswith("max") else (mx.min, mx.argmin)
+    found = {"m": extreme(states["m"], axis=axis)}
+    if op.endswith("_at"):
+        place = mx.expand_dims(at(states["m"], axis=axis), axis)
+        found["at"] = mx.take_along_axis(states["at"], place, axis=axis).squeeze(axis)
+    if op.endswith("_count"):
+        is_extreme = states["m"] == mx.expand_dims(found["m"], axis)
+        found["count"] = mx.where(is_extreme, states["count"], 0).sum(axis=axis).astype(mx.uint32)
+    return found
+
+
+def _finished(
+    results: Results, state: dict[str, mx.array], scalars: dict[str, mx.array]
+) -> tuple[Any, ...]:
+    values = {**state, **scalars}
+    return tuple(expression_value(expr, values) for _, expr in results)

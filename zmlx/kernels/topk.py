@@ -1,0 +1,351 @@
+"""The k largest elements in order, for any k.
+
+    topk    x[i₁] ≥ x[i₂] ≥ … ≥ x[iₖ] and the indices; of equal elements the first comes first
+
+A row is cut into tiles. A thread walks over its tile and keeps the best k so far in order; a block
+of elements of which none beats the last one kept costs one comparison each. Then pairs of
+neighbouring runs are merged, and cut off at k, until one is left: a launch for each doubling, in
+which every thread finds by bisection where its stretch of the result begins (the merge path of
+Odeh, Green, Mwassi, Shmueli & Birk 2012). So no k and no row is too long, and equal elements stay
+in order, since the left run wins.
+
+Bytes: x is read once; runs of at most k elements are written and read once per doubling. The
+gradient writes dx once: dy at the indices, 0 elsewhere.
+"""
+
+from __future__ import annotations
+
+from functools import partial, update_wrapper
+from operator import index
+from typing import Any, cast
+
+import mlx.core as mx
+
+from .. import launch
+from ..arguments import Argument
+from ..metal import kernel, scalar
+from ..registry import Case, Op, Option, register
+from ..targets import cpu
+from .axes import NUMBERS, named_axes
+
+
+def topk_reference(x: mx.array, k: int = 3, axis: int | None = -1, *, xp: Any = mx) -> Any:
+    """topk in plain MLX, or NumPy's arithmetic."""
+    if axis is None:
+        x, axis = xp.reshape(x, (-1,)), 0
+    rows = xp.swapaxes(x, axis, -1)
+    if xp is mx:
+        values, at = _plain(rows, k)
+    else:
+        at = xp.argsort(-xp.stop_gradient(rows), axis=-1, kind="stable")[..., :k]
+        picked = [xp.take_along_axis(rows, at[..., n : n + 1], axis=-1) for n in range(k)]
+        values = xp.concatenate(picked, axis=-1)
+    return xp.swapaxes(values, axis, -1), xp.swapaxes(at, axis, -1)
+
+
+def _plain(x: mx.array, k: int) -> tuple[mx.array, mx.array]:
+    """Over the last axis. MLX sorts upwards and keeps the order of equal elements, so that a sort
+    of the reversed row, reversed again, has them in order too. NaN counts as the largest."""
+    d = x.shape[-1]
+    at = d - 1 - mx.argsort(mx.stop_gradient(x[..., ::-1]), axis=-1)[..., ::-1][..., :k]
+    at = at.astype(mx.uint32)
+    return mx.take_along_axis(x, at, axis=-1), at
+
+
+# ---- kernels ------------------------------------------------------------------------------------
+
+_HEADER = """\
+// Whether `a`, which comes later, goes before `b`: NaN is the largest.
+template <typename E>
+inline bool zmlx_beats(E a, E b) {
+    return (a > b) | ((a != a) & (b == b));
+}
+"""
+
+_TILES = partial(
+    kernel,
+    name="topk_tiles",
+    input_names=["x", "rows", "length", "tiles", "k"],
+    output_names=["values", "at"],
+    header=_HEADER,
+    source="""
+        const uint item = thread_position_in_grid.x + thread_position_in_grid.y * GRID;
+        if (item >= uint(rows) * uint(tiles)) {
+            return;
+        }
+        const uint first = item % uint(tiles) * TILE;
+        const uint count = min(uint(TILE), uint(length) - first);
+        const uint most = min(uint(k), uint(TILE));
+        auto tile = x + size_t(item / uint(tiles)) * uint(length) + first;
+        auto best = values + size_t(item) * most;
+        auto place = at + size_t(item) * most;
+        uint held = 0;
+        for (uint i = 0; i < count; i += BLOCK) {
+            const uint block = min(uint(BLOCK), count - i);
+            auto elements = tile + i;
+            if (held == most) {
+                const E last = E(best[most - 1]);
+                uint better = 0;
+                if (block == BLOCK) {
+                    for (uint u = 0; u < BLOCK; ++u) {
+                        better += zmlx_beats(E(elements[u]), last) ? 1u : 0u;
+                    }
+                } else {
+                    better = 1;
+                }
+                if (better == 0) {
+                    continue;
+                }
+            }
+            for (uint u = 0; u < block; ++u) {
+                const E v = E(elements[u]);
+                if (held == most && !zmlx_beats(v, E(best[most - 1]))) {
+                    continue;
+                }
+                held = held < most ? held + 1 : held;
+                uint p = held - 1;
+                while (p > 0 && zmlx_beats(v, E(best[p - 1]))) {
+                    best[p] = best[p - 1];
+                    place[p] = place[p - 1];
+                    p -= 1;
+                }
+                best[p] = T(v);
+                place[p] = first + i + u;
+            }
+        }
+        for (uint p = held; p < most; ++p) {
+            best[p] = T(0);
+            place[p] = 0;
+        }
+    """,
+)
+
+_MERGE = partial(
+    kernel,
+    name="topk_merge",
+    input_names=["x", "x_at", "rows", "length", "runs", "span", "k"],
+    output_names=["values", "at"],
+    header=_HEADER,
+    source="""
+        const uint stretches = (uint(k) + STRETCH - 1) / STRETCH;
+        const uint pairs = (uint(runs) + 1) / 2;
+        const uint item = thread_position_in_grid.x + thread_position_in_grid.y * GRID;
+        const uint pair = item / stretches % pairs;
+        const uint row = item / stretches / pairs;
+        if (row >= uint(rows)) {
+            return;
+        }
+        // Runs of KEPT places, of which fewer hold elements at the end of a row.
+        const size_t from = (size_t(row) * uint(runs) + 2 * pair) * uint(KEPT);
+        auto a = x + from;
+        auto b = x + from + KEPT;
+        auto a_at = x_at + from;
+        auto b_at = x_at + from + KEPT;
+        const uint begin = 2 * pair * uint(span);
+        const uint a_count = min(uint(KEPT), uint(length) - begin);
+        const bool alone = 2 * pair + 1 == uint(runs);
+        const uint b_count = alone ? 0u : min(uint(KEPT), uint(length) - begin - uint(span));
+        const uint count = min(uint(k), a_count + b_count);
+        const uint start = item % stretches * STRETCH;
+        // How many of the first `start` elements of the result come from a.
+        uint low = start > b_count ? start - b_count : 0u;
+        uint high = min(start, a_count);
+        while (low < high) {
+            const uint middle = (low + high) / 2;
+            if (zmlx_beats(E(b[start - 1 - middle]), E(a[middle]))) {
+                high = middle;
+            } else {
+                low = middle + 1;
+            }
+        }
+        uint i = low;
+        uint j = start - low;
+        const size_t to = (size_t(row) * pairs + pair) * uint(k);
+        const uint stop = min(start + STRETCH, uint(k));
+        for (uint p = start; p < stop; ++p) {
+            if (p >= count) {
+                values[to + p] = T(0);
+                at[to + p] = 0;
+            } else {
+                bool right = i >= a_count;
+                if (!right && j < b_count) {
+                    right = zmlx_beats(E(b[j]), E(a[i]));
+                }
+                values[to + p] = right ? T(b[j]) : T(a[i]);
+                at[to + p] = right ? b_at[j] : a_at[i];
+                j += right ? 1 : 0;
+                i += right ? 0 : 1;
+            }
+        }
+    """,
+)
+
+_COMPARED = {
+    **dict.fromkeys((mx.bool_, mx.int8, mx.int16, mx.int32), mx.int32),
+    **dict.fromkeys((mx.uint8, mx.uint16, mx.uint32), mx.uint32),
+    mx.int64: mx.int64,
+    mx.uint64: mx.uint64,
+}
+_BLOCK = 64
+
+
+def _grid(threads: int, group: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Grid and group of that many threads, along x and then y."""
+    x = min(threads, 1 << 24)
+    return (x, -(-threads // x), 1), (min(group, x), 1, 1)
+
+
+def _made(make: Any, traced: bool, shape: tuple[int, ...], dtype: mx.Dtype) -> Any:
+    """The kernel; where it is traced, with results that it may be mapped to: MLX maps what a custom
+    function launched along with it, and then takes those of its own rule."""
+    if not traced:
+        return make()
+    return make(reference=lambda *_: (mx.zeros(shape, dtype), mx.zeros(shape, mx.uint32)))
+
+
+def _launches(x: mx.array, k: int, traced: bool) -> tuple[mx.array, mx.array]:
+    """(rows, D) to (rows, k), twice."""
+    rows, d = x.shape
+    tile, stretch, group = launch.topk(launch.settings(), k)
+    compared = _COMPARED.get(x.dtype, mx.float32)
+    types = [("T", x.dtype), ("E", compared)]
+    runs, kept = -(-d // tile), min(k, tile)
+    grid, threadgroup = _grid(rows * runs, group)
+    values, at = _made(_TILES, traced, (rows, runs, kept), x.dtype)(
+        x, scalar(rows), scalar(d), scalar(runs), scalar(k),
+        template=[*types, ("TILE", tile), ("BLOCK", _BLOCK), ("GRID", grid[0])],
+        grid=grid, threadgroup=threadgroup,
+        output_shapes=[(rows, runs, kept)] * 2, output_dtypes=[x.dtype, mx.uint32],
+    )  # fmt: skip
+    span = tile
+    while runs > 1:
+        pairs, longer = -(-runs // 2), min(k, 2 * kept)
+        grid, threadgroup = _grid(rows * pairs * -(-longer // stretch), group)
+        values, at = _made(_MERGE, traced, (rows, pairs, longer), x.dtype)(
+            values, at, scalar(rows), scalar(d), scalar(runs), scalar(span), scalar(longer),
+            template=[*types, ("KEPT", kept), ("STRETCH", stretch), ("GRID", grid[0])],
+            grid=grid, threadgroup=threadgroup,
+            output_shapes=[(rows, pairs, longer)] * 2, output_dtypes=[x.dtype, mx.uint32],
+        )  # fmt: skip
+        runs, kept, span = pairs, longer, 2 * span
+    return values, at
+
+
+def _over_last(x: mx.array, k: int, traced: bool = False) -> tuple[mx.array, mx.array]:
+    """Over the last axis of an array of any shape."""
+    shape = (*x.shape[:-1], k)
+    if 0 in shape:
+        return mx.zeros(shape, x.dtype), mx.zeros(shape, mx.uint32)
+    values, at = _launches(x.reshape(-1, x.shape[-1]), k, traced)
+    return values.reshape(shape), at.reshape(shape)
+
+
+def _traced(x: mx.array, k: int) -> tuple[mx.array, mx.array]:
+    """The same as a function that transforms may take."""
+
+    @mx.custom_function
+    def run(x: mx.array) -> Any:
+        return _over_last(x, k, traced=True)
+
+    def one(values: Any) -> mx.array:
+        return values if isinstance(values, mx.array) else values[0]
+
+    @run.vjp
+    def _(primals: Any, cotangents: Any, outputs: Any) -> mx.array:
+        x = one(primals)
+        at = mx.stop_gradient(outputs[1])
+        return mx.put_along_axis(mx.zeros_like(x), at, cotangents[0], axis=-1)
+
+    @run.jvp
+    def _(primals: Any, tangents: Any) -> Any:
+        _, at = _traced(one(primals), k)
+        at = mx.stop_gradient(at)
+        return mx.take_along_axis(one(tangents), at, axis=-1), mx.zeros_like(at)
+
+    @run.vmap
+    def _(inputs: Any, axes: Any) -> Any:
+        axis = axes if isinstance(axes, int) else axes[0]
+        return _traced(mx.moveaxis(one(inputs), axis, 0), k), (0, 0)
+
+    values, at = cast(Any, run)(x)
+    return values, at
+
+
+# ---- op -----------------------------------------------------------------------------------------
+
+
+def topk(x: mx.array, k: int, axis: int | None = -1) -> tuple[mx.array, mx.array]:
+    """The k largest elements along an axis, in descending order, and where they are.
+
+    Args:
+        x: any shape, in float32, float16, bfloat16, bool or any integer.
+        k: how many, from 1 to the length of the axis.
+        axis: the axis, or None for x flattened. Another than the last is copied to the end first.
+
+    Returns:
+        The values, in x's dtype, and their indices in uint32; both have x's shape with k in place
+        of the axis. Equal elements are in the order of their indices. NaN counts as larger than
+        every number, as in `mx.sort`. Gradient for x, through the values.
+    """
+    axes = named_axes("topk", x, axis)
+    if axis is None:
+        x, axes = x.reshape(-1), (0,)
+    if len(axes) != 1:
+        raise TypeError(f"[topk] 'axis' must be an int or None but got {axis}.")
+    try:
+        count = index(k)
+    except TypeError:
+        raise TypeError(f"[topk] 'k' must be an int but got {type(k).__name__}.") from None
+    d = x.shape[axes[0]]
+    if not 1 <= count <= d:
+        raise ValueError(f"[topk] 'k' must be in [1, {d}] but got {k}.")
+    if d >= 2**31:
+        raise ValueError(f"[topk] 'x' must have an axis shorter than 2^31 but got {d}.")
+    last = axes[0] == x.ndim - 1
+    rows = x if last else x.swapaxes(axes[0], -1)
+    if launch.settings().target == "reference" or cpu.maybe_tracing((x,)) == cpu.DYNAMIC:
+        found = _plain(rows, count)
+    elif cpu.maybe_tracing((x,)):
+        found = _traced(rows, count)
+    else:
+        found = _over_last(rows, count)
+    values, at = found
+    return (values, at) if last else (values.swapaxes(axes[0], -1), at.swapaxes(axes[0], -1))
+
+
+register(
+    Op(
+        name="topk",
+        family="reductions",
+        summary="the k largest elements in order, and their indices",
+        formula="x[i₁] ≥ x[i₂] ≥ … ≥ x[iₖ]",
+        function=update_wrapper(partial(topk, k=3), topk),
+        reference=topk_reference,
+        arguments=(Argument("x", "(...)", NUMBERS),),
+        options=(
+            Option("k", 3, (1, 4, 5), passed="input"),
+            Option("axis", -1, (None,), passed="text"),
+        ),
+        outputs=("(*, k)", "(*, k)"),
+        paper="Odeh et al. 2012, Merge Path, doi:10.1109/IPDPSW.2012.202",
+        reads_backward=(),
+        torch="torch.topk(x, k)",
+        cases=(
+            Case((3,), {"D": 1}, "one element", {"k": 1}),
+            Case((2, 3), {"D": 5}, "shorter than a block, two leading axes"),
+            Case((7,), {"D": 65}, "one past a tile of a GPU", {"k": 7}),
+            Case((2,), {"D": 129}, "three tiles, all elements", {"k": 129}),
+            Case((9,), {"D": 515}, "a tail of 3", {"k": 100}),
+            Case((300,), {"D": 33}, "more rows than a group holds", {"k": 33}),
+            Case((3,), {"D": 4097}, "one past a power of two", {"k": 40}),
+            Case((), {"D": 40}, "no leading axis", {"k": 10}),
+            Case((0,), {"D": 16}, "no rows"),
+        ),
+        long_cases=(Case((2,), {"D": 40001}, "several tiles of a CPU", {"k": 50}),),
+        benchmarks=(
+            Case((4096,), {"D": 4096}, options={"k": 8}),
+            Case((64,), {"D": 151936}, options={"k": 50}),
+        ),
+        refuses={"shapeless compile": "compile without shapeless=True"},
+    )
+)
