@@ -26,6 +26,8 @@ LAYERS = [
     ("GroupNorm", (4, 24), {}),
     ("GroupNorm", (4, 24), {"affine": False, "pytorch_compatible": True}),
     ("Dropout", (0.25,), {}),
+    ("RoPE", (24,), {}),
+    ("RoPE", (16,), {"traditional": True, "base": 500.0, "scale": 0.5}),
     ("CELU", (0.5,), {}),
     ("ELU", (0.5,), {}),
     ("GELU", (), {}),

@@ -166,7 +166,7 @@ def test_only_and_exclude_choose_by_kind_and_path():
     model = build("llama")
     assert set(zmlx.patch(model, only="norm").kinds()) == {"norm"}
     zmlx.unpatch(model)
-    assert set(zmlx.patch(model, exclude=["norm", "residual_norm"]).kinds()) == {"mlp"}
+    assert set(zmlx.patch(model, exclude=["norm", "residual_norm"]).kinds()) == {"mlp", "rope"}
     zmlx.unpatch(model)
     report = zmlx.patch(model, only="model.layers.1")
     assert report.replaced
@@ -347,9 +347,59 @@ def test_smart_patch_keeps_what_is_faster_and_says_so():
     model = build("llama")
     report = zmlx.smart_patch(model, PROMPT, rounds=3)
     measured = {kind for kind, _ in report.kept + report.dropped}
-    assert measured == {"norm", "residual_norm", "mlp"}
+    assert measured == {"norm", "residual_norm", "mlp", "rope"}
     assert set(report.kinds()) == {kind for kind, _ in report.kept}
     assert all(speed >= 1 for _, speed in report.kept)
     assert all(speed < 1 for _, speed in report.dropped)
     for kind, speed in report.kept + report.dropped:
         assert f"{kind}: {speed:.2f} times the speed" in str(report)
+
+
+# ---- the head and the loss ----------------------------------------------------------------------
+
+BATCH = mx.concatenate([PROMPT, PROMPT[:, ::-1]])
+LENGTHS = mx.array([[0, 7], [2, 11]])
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("llama", "lm_head"),
+        ("gemma", "model.embed_tokens"),
+        ("gemma2", "model.embed_tokens"),
+        ("qwen3_moe", "lm_head"),
+    ],
+)
+def test_the_loss_of_a_patched_model_is_mlx_lms(name, path):
+    from mlx_lm.tuner.trainer import default_loss
+
+    model = build(name)
+    (before, tokens), gradients = mnn.value_and_grad(model, default_loss)(model, BATCH, LENGTHS)
+    report = zmlx.patch(model, mode="training")
+    assert [r.path for r in report.replaced if r.kind == "loss"] == [path]
+    (after, count), ours = mnn.value_and_grad(model, zmlx.lm_loss)(model, BATCH, LENGTHS)
+    assert count.item() == tokens.item()
+    assert after.item() == pytest.approx(before.item(), rel=1e-5)
+    for (key, a), (_, b) in zip(tree_flatten(gradients), tree_flatten(ours), strict=True):
+        assert mx.abs(a - b).max().item() <= 2e-5 * max(mx.abs(a).max().item(), 1e-3), key
+    zmlx.unpatch(model)
+    assert zmlx.lm_loss(model, BATCH, LENGTHS)[0].item() == pytest.approx(before.item(), rel=1e-5)
+
+
+def test_a_head_that_is_quantised_has_its_logits():
+    model = quantized(build("llama"))
+    report = zmlx.patch(model, mode="training")
+    assert "loss" not in report.kinds()
+    assert any("its head is no plain linear layer" in s.why for s in report.skipped)
+    assert mx.isfinite(zmlx.lm_loss(model, BATCH, LENGTHS)[0]).item()
+
+
+def test_a_head_that_gets_a_lora_layer_later_is_taken_as_it_is():
+    from mlx_lm.tuner.lora import LoRALinear
+
+    model = build("llama")
+    zmlx.patch(model, mode="training")
+    plain = zmlx.lm_loss(model, BATCH, LENGTHS)[0]
+    model.lm_head = LoRALinear.from_base(model.lm_head)
+    model.lm_head.lora_b = mx.random.normal(model.lm_head.lora_b.shape)
+    assert abs((zmlx.lm_loss(model, BATCH, LENGTHS)[0] - plain).item()) > 1e-3

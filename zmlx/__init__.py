@@ -7,6 +7,7 @@ zmlx.metal        kernels from Metal source
 zmlx.install      runs the Metal kernels of other code here too
 zmlx.nn           drop-in layers, which choose between these kernels and MLX's ops
 zmlx.patch        puts the kernels into a model of mlx.nn layers; zmlx.unpatch takes them out
+zmlx.lm_loss      mlx-lm's training loss, without logits on a model patched for training
 zmlx.prefer       what layers and patched models run
 zmlx.target       runs the launches inside on another target
 zmlx.use_openblas routes MLX's matrix products on the CPU to OpenBLAS
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from .interop import uninstall as uninstall
     from .jit_compiler import jit as jit
     from .launch import target as target
+    from .patching import lm_loss as lm_loss
     from .patching import patch as patch
     from .patching import smart_patch as smart_patch
     from .patching import unpatch as unpatch
@@ -67,6 +69,7 @@ _NAMES = {
     "expression": "elementwise",
     "install": "interop",
     "jit": "jit_compiler",
+    "lm_loss": "patching",
     "patch": "patching",
     "prefer": "choice",
     "smart_patch": "patching",

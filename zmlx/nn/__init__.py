@@ -7,6 +7,7 @@ normalization  RMSNorm LayerNorm GroupNorm
 dropout        Dropout
 activations    functions and layers
 mlp            GatedMLP SwiGLU GeGLU
+positions      RoPE
 attention      MultiHeadAttention, Attention (grouped keys and values, cache)
 losses         cross_entropy linear_cross_entropy
 convert        a tree of mlx.nn layers to these, in one call
@@ -27,6 +28,7 @@ from .convert import convert
 from .dropout import Dropout
 from .mlp import GatedMLP, GeGLU, SwiGLU
 from .normalization import GroupNorm, LayerNorm, RMSNorm
+from .positions import RoPE
 
 _CHOSEN: dict[str, Any] = {**FUNCTIONS, **LAYERS}
 
@@ -39,6 +41,7 @@ __all__ = [
     "LayerNorm",
     "MultiHeadAttention",
     "RMSNorm",
+    "RoPE",
     "SwiGLU",
     "convert",
     "losses",

@@ -10,6 +10,7 @@ import mlx.nn as mnn
 
 from . import functional as F
 from .choosing import typical
+from .positions import RoPE
 
 
 class MultiHeadAttention(mnn.MultiHeadAttention):
@@ -64,7 +65,7 @@ class Attention(mnn.Module):
         head_dim (int, optional): The dimension of a head. Default: ``dims // n_heads``.
         bias (bool): Whether the projections have a bias. Default: ``False``.
         rope (Module, optional): The positional encoding, called with queries or keys and
-            ``offset``. Default: :class:`mlx.nn.RoPE` of ``head_dim``.
+            ``offset``. Default: :class:`RoPE` of ``head_dim``.
 
     Shape:
         - x: :math:`(B, L, D)`.
@@ -104,7 +105,7 @@ class Attention(mnn.Module):
         self.k_proj = mnn.Linear(dims, n_kv_heads * head_dim, bias=bias)
         self.v_proj = mnn.Linear(dims, n_kv_heads * head_dim, bias=bias)
         self.o_proj = mnn.Linear(n_heads * head_dim, dims, bias=bias)
-        self.rope = mnn.RoPE(head_dim) if rope is None else rope
+        self.rope = RoPE(head_dim) if rope is None else rope
 
     def _extra_repr(self) -> str:
         weight: Any = self.o_proj.weight

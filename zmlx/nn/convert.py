@@ -8,6 +8,7 @@ from .activations import LAYERS
 from .attention import MultiHeadAttention
 from .dropout import Dropout
 from .normalization import GroupNorm, LayerNorm, RMSNorm
+from .positions import RoPE
 
 #: MLX's classes, and those that take their place.
 CLASSES: dict[type[mnn.Module], type[mnn.Module]] = {
@@ -16,6 +17,7 @@ CLASSES: dict[type[mnn.Module], type[mnn.Module]] = {
     mnn.LayerNorm: LayerNorm,
     mnn.GroupNorm: GroupNorm,
     mnn.Dropout: Dropout,
+    mnn.RoPE: RoPE,
     mnn.MultiHeadAttention: MultiHeadAttention,
 }
 

@@ -82,6 +82,24 @@ def add_layer_norm(
     return mx.fast.layer_norm(total, weight, bias, eps), total
 
 
+# ---- rope ---------------------------------------------------------------------------------------
+
+
+def rope(
+    x: mx.array,
+    dims: int,
+    *,
+    traditional: bool,
+    base: float | None,
+    scale: float,
+    offset: int | mx.array,
+    freqs: mx.array | None = None,
+) -> mx.array:
+    """`mx.fast.rope`."""
+    use = kernels.rope if x.ndim >= 3 and use_kernel("rope", x) else mx.fast.rope
+    return use(x, dims, traditional=traditional, base=base, scale=scale, offset=offset, freqs=freqs)
+
+
 # ---- activations --------------------------------------------------------------------------------
 
 
@@ -243,6 +261,14 @@ def attention(
     sinks: mx.array | None = None,
 ) -> mx.array:
     """`mx.fast.scaled_dot_product_attention`."""
+    if use_kernel(ATTENTION, queries):
+        kernel = getattr(kernels, ATTENTION)
+        causal = isinstance(mask, str)
+        if causal and mask != "causal":
+            raise ValueError(f"[attention] 'mask' must be 'causal' or an array but got {mask!r}.")
+        return kernel(  # type: ignore[no-any-return]
+            queries, keys, values, None if causal else mask, sinks, scale=scale, causal=causal
+        )
     return mx.fast.scaled_dot_product_attention(
         queries, keys, values, scale=scale, mask=mask, sinks=sinks
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import mlx.core as mx
 import mlx.nn as mnn
@@ -35,18 +35,20 @@ def cross_entropy(
 
     Returns:
         array: The loss in the dtype of the logits; zmlx's kernel reduces in float32. It runs for
-        class indices of the last axis without label smoothing, else MLX's function. A target out
+        class indices; with probabilities MLX's function does. A target out
         of range gives NaN, and on the CPU raises at evaluation.
     """
+    classes = axis % logits.ndim if -logits.ndim <= axis < logits.ndim else -1
     plain = (
-        label_smoothing == 0
-        and axis in (-1, logits.ndim - 1)
-        and logits.shape[:-1] == targets.shape
+        0 <= label_smoothing < 1
+        and (*logits.shape[:classes], *logits.shape[classes + 1 :]) == targets.shape
         and targets.dtype in _INDICES
     )
-    if not plain or not use_kernel("cross_entropy", logits):
+    if classes < 0 or not plain or not use_kernel("cross_entropy", logits):
         return mnn.losses.cross_entropy(logits, targets, weights, axis, label_smoothing, reduction)
-    loss = kernels.cross_entropy(logits, targets, reduction="none")
+    loss = kernels.cross_entropy(
+        logits, targets, axis=classes, label_smoothing=label_smoothing, reduction="none"
+    )
     if weights is not None:
         if weights.shape != loss.shape:
             raise ValueError(
@@ -63,6 +65,7 @@ def linear_cross_entropy(
     targets: mx.array,
     bias: mx.array | None = None,
     reduction: Reduction = "none",
+    softcap: float | None = None,
 ) -> mx.array:
     """The cross entropy of a linear layer's outputs: `cross_entropy(x @ weight.T + bias, targets)`.
 
@@ -73,11 +76,23 @@ def linear_cross_entropy(
         bias (array, optional): Its bias, of shape (V,). Default: ``None``.
         reduction (str, optional): ``'none'`` | ``'mean'`` | ``'sum'``. Default: ``'none'``.
 
+        softcap (float, optional): Logits become ``softcap * tanh(logits / softcap)`` first.
+            Default: ``None``.
+
     Returns:
-        array: The loss in the dtype of the logits.
+        array: The loss in the dtype of the logits, which zmlx's kernel never holds.
     """
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"Invalid reduction. Must be one of {get_args(Reduction)}.")
+    if targets.dtype in _INDICES and use_kernel("linear_cross_entropy", x):
+        return kernels.linear_cross_entropy(  # type: ignore[no-any-return]
+            x, weight, targets, bias, softcap=softcap, reduction=reduction
+        )
     logits = x @ weight.T
-    return cross_entropy(logits if bias is None else logits + bias, targets, reduction=reduction)
+    logits = logits if bias is None else logits + bias
+    if softcap is not None:
+        logits = mx.tanh(logits / softcap) * softcap
+    return cross_entropy(logits, targets, reduction=reduction)
 
 
 def __getattr__(name: str) -> Any:

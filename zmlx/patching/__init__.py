@@ -13,6 +13,7 @@ templates   what is looked for
 match       the plan for a module
 plans       what runs instead
 probe       the check before a plan is put in place
+head        the head and loss of a language model
 replace     putting it in place, and taking it out
 report      what was done
 """
@@ -28,18 +29,30 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..choice import catalogue
+from ..choice import catalogue, choice
+from ..nn.choosing import TYPICAL_ROWS
+from .head import find_head, head_of, lm_loss, put_head, restore_head
 from .match import Matcher
 from .plans import AttentionPlan, DropoutPlan, Plan
 from .probe import own_dtype, probe
 from .replace import Keys, parents, plan_of, put, put_copy, restore
 from .report import Replaced, Report, Skipped
-from .wiring import UnmatchedError, is_opaque
+from .wiring import UnmatchedError, child_of, is_opaque
 
-__all__ = ["KINDS", "Replaced", "Report", "Skipped", "patch", "smart_patch", "unpatch"]
+__all__ = ["KINDS", "Replaced", "Report", "Skipped", "lm_loss", "patch", "smart_patch", "unpatch"]
 
 #: What `only` and `exclude` may name, besides paths.
-KINDS = ("norm", "residual_norm", "activation", "gated", "mlp", "attention", "dropout")
+KINDS = (
+    "norm",
+    "residual_norm",
+    "activation",
+    "gated",
+    "mlp",
+    "rope",
+    "attention",
+    "dropout",
+    "loss",
+)
 
 MODES = ("inference", "training")
 
@@ -60,7 +73,8 @@ def patch(
 
     Args:
         model: an `mlx.nn.Module`.
-        mode: "inference", or "training", which also replaces dropout and compares gradients.
+        mode: "inference", or "training", which also replaces dropout, finds the head for
+            `lm_loss`, and compares gradients.
         only: kinds (see `KINDS`) or paths such as "model.layers.0.*" to replace; all unless given.
         exclude: kinds or paths to leave alone.
 
@@ -82,6 +96,8 @@ def patch(
         else:
             put(module, plan)
         _add(report, path, module, plan, new=True)
+    if mode == "training":
+        _patch_head(model, report, wanted, unwanted)
     report.replaced.sort(key=lambda r: _natural(r.path))
     return report
 
@@ -138,6 +154,29 @@ def _plans(
     return found
 
 
+def _patch_head(
+    model: nn.Module, report: Report, wanted: list[str] | None, unwanted: list[str] | None
+) -> None:
+    """Finds the head for `lm_loss`."""
+    known = head_of(model)
+    if known is None and not _selected("", "loss", wanted, unwanted):
+        return
+    try:
+        head = known or find_head(model)
+    except UnmatchedError as reason:
+        report.skipped.append(Skipped("", type(model).__name__, str(reason)))
+        return
+    put_head(model, head)
+    layer = child_of(model, head.weight)
+    chosen = choice("linear_cross_entropy", (TYPICAL_ROWS, layer.weight.shape[-1]),
+                    own_dtype(layer))  # fmt: skip
+    report.replaced.append(
+        Replaced(
+            head.weight, "loss", "linear_cross_entropy", chosen.runs, chosen.why, known is None
+        )
+    )
+
+
 def unpatch(model: nn.Module) -> int:
     """Takes everything out that `patch` put in: every module is the object it was, of the class it
     had, with the parameters that it has now.
@@ -149,7 +188,8 @@ def unpatch(model: nn.Module) -> int:
         raise TypeError(
             f"[unpatch] 'model' must be an mlx.nn.Module but got {_name_of_type(model)}."
         )
-    return sum(restore(module) for _, module in model.named_modules())
+    heads = restore_head(model)
+    return heads + sum(restore(module) for _, module in model.named_modules())
 
 
 def smart_patch(

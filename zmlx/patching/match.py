@@ -23,6 +23,7 @@ from .plans import (
     MLPPlan,
     NormPlan,
     Plan,
+    RopePlan,
 )
 from .templates import ACTIVATIONS, GATED, Norm, norms, packed
 from .wiring import (
@@ -44,7 +45,7 @@ LEADS = ((3,), (2, 3), (2, 2, 3))
 #: Leaves that are never candidates, so that a report does not list them.
 _OTHER_LEAVES = (
     mnn.Linear, mnn.QuantizedLinear, mnn.Embedding, mnn.QuantizedEmbedding, mnn.Conv1d, mnn.Conv2d,
-    mnn.RoPE, mnn.Identity,
+    mnn.Identity,
 )  # fmt: skip
 
 _ATTENTION = ("scaled_dot_product_attention",)
@@ -104,6 +105,9 @@ class Matcher:
         except (UnmatchedError, ValueError, TypeError):
             return None
         required = [p for p in parameters if p.default is p.empty]
+        rope = self._rope(module, [p.name for p in parameters])
+        if rope is not None:
+            return rope
         if len(required) == 2 and not arrays:
             return self._gate(module)
         if len(required) != 1:
@@ -113,6 +117,48 @@ class Matcher:
         if found is None and (arrays or any("eps" in k for k in vars(module))):
             raise UnmatchedError("its graph equals no norm and no activation")
         return found
+
+    def _rope(self, module: mnn.Module, parameters: list[str]) -> Plan | None:
+        """A rotation by position with the attributes of `mlx.nn.RoPE`, or wavelengths."""
+        if len(parameters) != 2 or parameters[1] != "offset":
+            return None
+        own = vars(module)
+        if not isinstance(own.get("dims"), int) or not isinstance(own.get("traditional"), bool):
+            return None
+        arrays = [k for k, v in module.items() if isinstance(v, mx.array)]
+        freqs = arrays[0] if len(arrays) == 1 else None
+        base = own.get("base") if freqs is None else None
+        if arrays[1:] or (freqs is None and not isinstance(base, (int, float))):
+            return None
+        scale, verified = own.get("scale", 1.0), set()
+        offsets = (0, 3, mx.array(3), mx.array([1, 2]))
+
+        def template(x: mx.array, offset: Any) -> Any:
+            wavelengths = None if freqs is None else getattr(module, freqs)
+            return [
+                mx.fast.rope(
+                    x, module.dims, traditional=module.traditional, base=base, scale=scale,
+                    offset=offset, freqs=wavelengths,
+                )
+            ]  # fmt: skip
+
+        for lead in ((2, 5), (2, 3, 5)):
+            for dtype in FLOATS:
+                x = mx.zeros((*lead, module.dims), dtype)
+                try:
+                    if all(
+                        self._graphs.capture(
+                            lambda x, o=offset: [type(module).__call__(module, x, o)], [x]
+                        )
+                        == self._graphs.capture(lambda x, o=offset: template(x, o), [x])
+                        for offset in offsets
+                    ):
+                        verified.add((dtype, len(lead) + 1))
+                except Exception:
+                    continue
+        if not verified:
+            raise UnmatchedError("it turns by position in another way than mx.fast.rope")
+        return RopePlan("rope", "rope", module.dims, frozenset(verified), freqs)
 
     def _norm(self, module: mnn.Module, arrays: dict[str, mx.array], width: int) -> Plan | None:
         for norm in norms(module):

@@ -221,6 +221,41 @@ def _add_norm(module: Any, step: AddNorm, registers: list[mx.array]) -> tuple[mx
 
 
 @dataclass(frozen=True)
+class RopePlan(Plan):
+    """A module that turns its array by position.
+
+    Attributes:
+        freqs: name of the attribute that holds the wavelengths, or None where it has a base.
+    """
+
+    freqs: str | None
+
+    def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
+        offset = a[0] if len(a) == 1 else k.get("offset", 0)
+        if len(a) > 1 or set(k) - {"offset"} or (len(a) and k):
+            return original(module, x, *a, **k)
+        if (x.dtype, x.ndim) not in self.verified or not _is_offset(offset, x):
+            return original(module, x, *a, **k)
+        freqs = None if self.freqs is None else getattr(module, self.freqs)
+        return F.rope(
+            x,
+            module.dims,
+            traditional=module.traditional,
+            base=module.base if self.freqs is None else None,
+            scale=getattr(module, "scale", 1.0),
+            offset=offset,
+            freqs=freqs,
+        )
+
+
+def _is_offset(offset: Any, x: mx.array) -> bool:
+    if isinstance(offset, mx.array):
+        kinds = (mx.int32, mx.uint32, mx.int64)
+        return offset.dtype in kinds and offset.shape in ((), (1,), (x.shape[0],))
+    return isinstance(offset, int) and 0 <= offset < 2**31
+
+
+@dataclass(frozen=True)
 class DropoutPlan(Plan):
     """`mlx.nn.Dropout`."""
 
