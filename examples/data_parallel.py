@@ -55,7 +55,7 @@ def main():
         loss = mx.distributed.all_sum(loss) / size
         gradients = tree_map(lambda g: mx.distributed.all_sum(g) / size, gradients)
         optimizer.update(model, gradients)
-        mx.eval(model, optimizer.state)
+        mx.eval(loss, model, optimizer.state)  # in every process: each takes part in the sums
         if rank == 0:
             print(f"step {i} loss {loss.item():.6f}", flush=True)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
-from small_models import build
+from small_models import LEFT_OUT, build, names
 
 import zmlx
 from zmlx.patching.replace import plan_of
@@ -403,3 +403,29 @@ def test_a_head_that_gets_a_lora_layer_later_is_taken_as_it_is():
     model.lm_head = LoRALinear.from_base(model.lm_head)
     model.lm_head.lora_b = mx.random.normal(model.lm_head.lora_b.shape)
     assert abs((zmlx.lm_loss(model, BATCH, LENGTHS)[0] - plain).item()) > 1e-3
+
+
+# ---- every model of mlx-lm ----------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in names() if n not in LEFT_OUT])
+def test_every_model_of_mlx_lm_computes_the_same(name):
+    model = build(name)
+    before, logits = classes(model), model(PROMPT)
+    assert mx.isfinite(logits).all().item()
+    report = zmlx.patch(model)
+    assert report.replaced
+    error = mx.abs(model(PROMPT) - logits).max().item()
+    # The rounding of some hundred float32 operations, in other orders.
+    assert error <= 1e-5 * mx.abs(logits).max().item()
+    zmlx.unpatch(model)
+    assert classes(model) == before
+    assert mx.array_equal(model(PROMPT), logits)
+
+
+def test_most_models_of_mlx_lm_are_compared():
+    every = names()
+    assert set(LEFT_OUT) <= set(every)
+    assert len(LEFT_OUT) <= 10
+    assert len(LEFT_OUT) <= 0.2 * len(every)

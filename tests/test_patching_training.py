@@ -65,10 +65,11 @@ def losses(name, patched=False, scaled=None):
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3_text", "olmo2", "phi3"])
 def test_a_patched_model_learns_as_the_plain_one(name):
-    """The first losses to 1e-5; later ones as near as plain MLX is to itself with one weight of
-    the first or of the last layer off by 1e-7, which is what rounding grows to."""
+    """The first losses to 1e-5; later ones as near as plain MLX is to itself with one weight off by
+    1e-7, which is what rounding grows to. Differences are a few units in the loss's last place, so
+    the spread is taken over weights from the first layer to the last."""
     base = losses(name)
-    spread = np.max([np.abs(losses(name, scaled=i) - base) for i in (1, -2)], axis=0)
+    spread = np.max([np.abs(losses(name, scaled=i) - base) for i in (1, 8, 15, -2)], axis=0)
     ours = np.abs(losses(name, patched=True) - base)
     assert (ours[:10] <= 1e-5 * base[:10]).all()
     assert (ours[10:] <= 3 * np.maximum.accumulate(spread)[10:]).all()
@@ -175,7 +176,7 @@ def test_validate_compares_and_gives_a_verdict(folder):
     ("arguments", "message"),
     [
         (["./no-such-folder"], "[validate] 'model' must be a folder or a hub name"),
-        (["{empty}"], "does not load"),
+        (["{empty}"], "has no config.json"),
         (["{empty}", "--tokens", "0"], "[validate] '--tokens' must be at least 1 but got 0."),
     ],
 )

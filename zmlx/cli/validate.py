@@ -55,6 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
+    if local.exists() and not (local / "config.json").exists():
+        print(f"[validate] {name} has no config.json.", file=sys.stderr)
+        return 2
     try:
         model, tokenizer = load(str(local) if local.exists() else name)[:2]
     except Exception as error:  # whatever a broken folder or a missing network makes it raise
