@@ -63,7 +63,16 @@ def losses(name, patched=False, scaled=None):
     return np.array(found)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3_text", "olmo2", "phi3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama",
+        *(
+            pytest.param(n, marks=pytest.mark.slow)
+            for n in ("qwen3", "gemma3_text", "olmo2", "phi3")
+        ),
+    ],
+)
 def test_a_patched_model_learns_as_the_plain_one(name):
     """The first losses to 1e-5; later ones as near as plain MLX is to itself with one weight off by
     1e-7, which is what rounding grows to. Differences are a few units in the loss's last place, so
