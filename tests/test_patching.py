@@ -166,7 +166,7 @@ def test_only_and_exclude_choose_by_kind_and_path():
     model = build("llama")
     assert set(zmlx.patch(model, only="norm").kinds()) == {"norm"}
     zmlx.unpatch(model)
-    assert set(zmlx.patch(model, exclude=["norm", "residual_norm"]).kinds()) == {"mlp", "rope"}
+    assert set(zmlx.patch(model, exclude=["norm", "residual_norm"]).kinds()) == {"mlp", "rope", "attention"}
     zmlx.unpatch(model)
     report = zmlx.patch(model, only="model.layers.1")
     assert report.replaced
@@ -347,7 +347,7 @@ def test_smart_patch_keeps_what_is_faster_and_says_so():
     model = build("llama")
     report = zmlx.smart_patch(model, PROMPT, rounds=3)
     measured = {kind for kind, _ in report.kept + report.dropped}
-    assert measured == {"norm", "residual_norm", "mlp", "rope"}
+    assert measured == {"norm", "residual_norm", "mlp", "rope", "attention"}
     assert set(report.kinds()) == {kind for kind, _ in report.kept}
     assert all(speed >= 1 for _, speed in report.kept)
     assert all(speed < 1 for _, speed in report.dropped)

@@ -4,6 +4,7 @@ zmlx.kernels      the catalogue: softmax, rms_norm, swiglu, cross_entropy, …
 zmlx.expression   a differentiable kernel from one expression
 zmlx.jit          a differentiable kernel from a scalar Python function
 zmlx.metal        kernels from Metal source
+zmlx.optimizers   AdamW, Adam, Lion and SGD with a step in few launches; clipping
 zmlx.install      runs the Metal kernels of other code here too
 zmlx.nn           drop-in layers, which choose between these kernels and MLX's ops
 zmlx.patch        puts the kernels into a model of mlx.nn layers; zmlx.unpatch takes them out
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from . import launch as launch
     from . import metal as metal
     from . import nn as nn
+    from . import optimizers as optimizers
     from . import patching as patching
     from . import registry as registry
     from . import rowwise as rowwise
@@ -60,6 +62,7 @@ _MODULES = (
     "msl",
     "native",
     "nn",
+    "optimizers",
     "patching",
     "registry",
     "rowwise",

@@ -10,11 +10,12 @@ geometry on the CPU with `with geometry("gpu"):`, and single constants with
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 import mlx.core as mx
 
@@ -37,6 +38,9 @@ _SCAN_PARTS = 2048
 _SCAN_BLOCK = 16
 _LEAST_PART = 16384
 _PARTS = 256
+_CPU_PACKED = 8192
+_CPU_PACKED_STEP = 64
+_PACKED_BLOCK = 16384
 
 
 class Settings:
@@ -284,3 +288,27 @@ def topk(chosen: Settings, k: int) -> tuple[int, int, int]:
     if is_cpu(chosen):
         return (16384 if k <= 64 else 64), 4096, 1
     return 64, 8, _GPU_GROUP
+
+
+def packed(chosen: Settings, sizes: Sequence[int]) -> tuple[Geometry, tuple[int, ...]]:
+    """One thread per N elements of an array, U at a time, and the first thread of each array."""
+    n, u = (_CPU_PACKED, _CPU_PACKED_STEP) if is_cpu(chosen) else (_GPU_VECTOR, _GPU_VECTOR)
+    while sum(-(-size // n) for size in sizes) >= 2**31:
+        n *= 2
+    c = pick(chosen, N=n, U=u)
+    starts = tuple(accumulate((-(-size // c["N"]) for size in sizes), initial=0))
+    group = 1 if is_cpu(chosen) else min(_GPU_GROUP, starts[-1])
+    return Geometry(tuple(c.items()), (starts[-1], 1, 1), (group, 1, 1)), starts[:-1]
+
+
+def packed_sums(chosen: Settings, sizes: Sequence[int]) -> tuple[Geometry, tuple[int, ...]]:
+    """One group per block of an array, and the first group of each array. Blocks are the same in
+    every geometry."""
+    block = _PACKED_BLOCK
+    while sum(-(-size // block) for size in sizes) * _GPU_GROUP >= 2**31:
+        block *= 2
+    tpr, u = (1, _CPU_PACKED_STEP) if is_cpu(chosen) else (_GPU_GROUP, _GPU_VECTOR)
+    c = pick(chosen, TPR=tpr, U=u, BLOCK=block)
+    starts = tuple(accumulate((-(-size // block) for size in sizes), initial=0))
+    threads = c["TPR"]
+    return Geometry(tuple(c.items()), (starts[-1] * threads, 1, 1), (threads, 1, 1)), starts[:-1]

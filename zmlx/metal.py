@@ -26,7 +26,7 @@ from . import launch
 from .targets import cpu, cuda, metal
 from .transforms import Record, Reference, Rule, custom_function, is_strict
 
-_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _MATH_MODES = ("safe", "relaxed", "fast")
 _LAUNCHES_KEPT = 256
 
@@ -53,7 +53,7 @@ class KernelSpec:
 
     def __post_init__(self) -> None:
         def bad(argument: str, must: str, got: Any) -> ValueError:
-            return ValueError(f"[kernel] '{argument}' must {must} but got {got!r}.")
+            return ValueError(f"[kernel] '{argument}' must {must} but got {got!a}.")
 
         if not _IDENTIFIER.fullmatch(self.name):
             raise bad("name", "be an identifier", self.name)

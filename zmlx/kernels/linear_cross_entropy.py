@@ -375,8 +375,8 @@ register(
         paper="Hsu et al. 2024, arXiv:2410.10989; Wijmans et al. 2024, arXiv:2411.09009",
         reads_backward=("hidden", "weight", "targets"),
         statistics=1,
-        torch="F.cross_entropy(F.linear(hidden, weight, bias).float(), targets.long(), "
-        "weight=class_weights)",
+        torch="F.cross_entropy(F.linear(hidden, weight, bias).float().reshape(-1, len(weight)), "
+        "targets.long().reshape(-1), weight=class_weights)",
         cases=(
             Case((3,), {"D": 4, "V": 1}, "one class: the loss is 0"),
             Case((2, 3), {"D": 8, "V": 7}, "two leading axes"),

@@ -71,6 +71,9 @@ inline zmlx_pace zmlx_pace_of(float frequency) {
 }
 """
 
+#: Runs that the positions are cut into, where that leaves enough of them in each.
+_RUNS = 16
+
 #: The factors of a thread's pairs.
 PACES = """\
     float high[PAIRS], low[PAIRS];
@@ -198,6 +201,15 @@ class Rotation:
         # Rows of the same position lie together, or those of the same head; the table fits in the
         # nearest cache.
         return 1 if self.heads_last else max(1, min(16, 1024 // self.half))
+
+    def runs(self, chosen: launch.Settings, places: int) -> tuple[int, int]:
+        """Positions that a thread of a launch without sums has room for, and that it handles."""
+        block = least = self.block(chosen)
+        if least > 1:
+            # Rows of a head follow each other for long; the table stays in the second cache.
+            block = max(1, min(128, 8192 // self.half))
+        block = launch.pick(chosen, BLOCK=block)["BLOCK"]
+        return block, min(block, max(least, -(-places // _RUNS)))
 
 
 @lru_cache(maxsize=256)

@@ -171,6 +171,7 @@ void Task::run() {
   }
   statistics().launches++;
   parallel(groups, work, [&](zk_worker* worker, uint64_t begin, uint64_t end) {
+    RunningKernel running;
     program.run(&call, worker, begin, end);
   });
   if (failure.set) {
