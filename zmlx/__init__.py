@@ -6,6 +6,10 @@ zmlx.jit          a differentiable kernel from a scalar Python function
 zmlx.metal        kernels from Metal source
 zmlx.optimizers   AdamW, Adam, Lion and SGD with a step in few launches; clipping
 zmlx.install      runs the Metal kernels of other code here too
+zmlx.nn           drop-in layers, which choose between these kernels and MLX's ops
+zmlx.patch        puts the kernels into a model of mlx.nn layers; zmlx.unpatch takes them out
+zmlx.lm_loss      mlx-lm's training loss, without logits on a model patched for training
+zmlx.prefer       what layers and patched models run
 zmlx.target       runs the launches inside on another target
 zmlx.use_openblas routes MLX's matrix products on the CPU to OpenBLAS
 """
@@ -25,21 +29,29 @@ if TYPE_CHECKING:
     from . import kernels as kernels
     from . import launch as launch
     from . import metal as metal
+    from . import nn as nn
     from . import optimizers as optimizers
+    from . import patching as patching
     from . import registry as registry
     from . import rowwise as rowwise
     from . import testing as testing
     from .blas import use_openblas as use_openblas
+    from .choice import prefer as prefer
     from .elementwise import expression as expression
     from .interop import install as install
     from .interop import uninstall as uninstall
     from .jit_compiler import jit as jit
     from .launch import target as target
+    from .patching import lm_loss as lm_loss
+    from .patching import patch as patch
+    from .patching import smart_patch as smart_patch
+    from .patching import unpatch as unpatch
 
 _MODULES = (
     "autograd",
     "bench",
     "blas",
+    "choice",
     "codegen",
     "elementwise",
     "expr",
@@ -49,7 +61,9 @@ _MODULES = (
     "metal",
     "msl",
     "native",
+    "nn",
     "optimizers",
+    "patching",
     "registry",
     "rowwise",
     "testing",
@@ -58,8 +72,13 @@ _NAMES = {
     "expression": "elementwise",
     "install": "interop",
     "jit": "jit_compiler",
+    "lm_loss": "patching",
+    "patch": "patching",
+    "prefer": "choice",
+    "smart_patch": "patching",
     "target": "launch",
     "uninstall": "interop",
+    "unpatch": "patching",
     "use_openblas": "blas",
 }
 

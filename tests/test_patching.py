@@ -1,0 +1,431 @@
+"""A patched model computes what it did, and unpatched is what it was."""
+
+import copy
+
+import mlx.core as mx
+import mlx.nn as mnn
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+from small_models import LEFT_OUT, build, names
+
+import zmlx
+from zmlx.patching.replace import plan_of
+
+FAMILIES = (
+    "llama", "qwen3", "gemma3_text", "mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "olmo2",
+    "phi3",
+)  # fmt: skip
+ROUTED = ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss")
+PROMPT = mx.array([[5, 9, 3, 77, 21, 4, 99, 100, 17, 8, 2, 64]])
+EPS = {mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
+
+
+@pytest.fixture(autouse=True)
+def kernels_run():
+    """Everything that is patched runs its kernel, whatever was measured here."""
+    with zmlx.prefer("zmlx"):
+        yield
+
+
+def quantized(model):
+    def fits(_, module):
+        return hasattr(module, "to_quantized") and module.weight.shape[-1] % 32 == 0
+
+    mnn.quantize(model, group_size=32, bits=4, class_predicate=fits)
+    return model
+
+
+def greedy(model, tokens=16):
+    cache = make_prompt_cache(model)
+    y, found = PROMPT, []
+    for _ in range(tokens):
+        y = model(y, cache=cache)[:, -1:].argmax(axis=-1)
+        found.append(y.item())
+    return found
+
+
+def classes(model):
+    return [(path, id(module), type(module)) for path, module in model.named_modules()]
+
+
+@pytest.mark.parametrize("weights", ["float", "quantized"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_greedy_tokens_are_the_same_in_float32(name, weights):
+    model = build(name)
+    if weights == "quantized":
+        quantized(model)
+    before = greedy(model)
+    report = zmlx.patch(model)
+    assert {"norm", "residual_norm"} - {"residual_norm" if name == "olmo2" else ""} <= set(
+        report.kinds()
+    )
+    assert {"mlp", "gated"} & set(report.kinds())
+    assert greedy(model) == before
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_in_half_precision_are_as_near_to_float32(name, dtype):
+    """The bound of the operations, on the whole model: twice MLX's own error and 4 roundings.
+
+    Every expert has every token: a choice between experts turns on the last bit where two are
+    nearly equal, so that no bound would hold."""
+    routed = {"num_experts_per_tok": 8, "topk_group": 2} if name in ROUTED else {}
+    model = build(name, dtype, **routed)
+    if routed:
+        quantized(model)  # MLX multiplies gathered matrices on the CPU in float32 alone
+    plain = model(PROMPT).astype(mx.float32)
+    zmlx.patch(model)
+    ours = model(PROMPT).astype(mx.float32)
+    zmlx.unpatch(model)
+    model.set_dtype(mx.float32)
+    reference = model(PROMPT)
+    allowed = 2 * mx.abs(plain - reference).max() + 4 * EPS[dtype] * mx.abs(reference).max()
+    assert mx.abs(ours - reference).max().item() <= allowed.item()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_unpatch_restores_the_very_objects(name):
+    model = build(name)
+    model.layers[0].freeze()
+    before, logits = classes(model), model(PROMPT)
+    parameters = dict(tree_flatten(model.parameters()))
+    trainable = [path for path, _ in tree_flatten(model.trainable_parameters())]
+    zmlx.patch(model)
+    assert classes(model) != before
+    assert [path for path, _ in tree_flatten(model.trainable_parameters())] == trainable
+    assert zmlx.unpatch(model) > 0
+    assert classes(model) == before
+    assert zmlx.unpatch(model) == 0
+    assert all(a is parameters[path] for path, a in tree_flatten(model.parameters()))
+    assert all("_zmlx" not in key for _, m in model.named_modules() for key in vars(m))
+    assert mx.array_equal(model(PROMPT), logits)
+
+
+def test_patching_twice_changes_nothing():
+    model = build("mixtral")
+    first = zmlx.patch(model)
+    after = classes(model)
+    second = zmlx.patch(model)
+    assert classes(model) == after
+    assert [r.path for r in second.replaced] == [r.path for r in first.replaced]
+    assert not any(r.new for r in second.replaced)
+    assert all(r.new for r in first.replaced)
+
+
+def test_a_saved_patched_model_loads_unpatched_and_back(tmp_path):
+    file = str(tmp_path / "weights.safetensors")
+    model = build("qwen3")
+    logits = model(PROMPT)
+    zmlx.patch(model)
+    model.save_weights(file)
+    other = build("qwen3", vocab_size=128)
+    other.update(mnn.utils.tree_map(mx.zeros_like, other.parameters()))
+    other.load_weights(file)
+    assert mx.array_equal(other(PROMPT), logits)
+    other.update(mnn.utils.tree_map(mx.zeros_like, other.parameters()))
+    zmlx.patch(other)
+    other.load_weights(file)
+    assert mx.array_equal(other(PROMPT), model(PROMPT))
+
+
+def test_a_shared_activation_is_not_patched_in_other_models():
+    """mlx-lm's expert layers have one activation module as their default argument."""
+    one, other = build("mixtral"), build("mixtral")
+    shared = one.layers[0].block_sparse_moe.switch_mlp.activation
+    assert shared is other.layers[0].block_sparse_moe.switch_mlp.activation
+    zmlx.patch(one)
+    assert plan_of(other.layers[0].block_sparse_moe.switch_mlp.activation) is None
+    assert plan_of(one.layers[0].block_sparse_moe.switch_mlp.activation) is not None
+    zmlx.unpatch(one)
+    assert one.layers[0].block_sparse_moe.switch_mlp.activation is shared
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_moe"])
+def test_gradients_of_a_patched_model(name):
+    model = build(name)
+
+    def gradients():
+        def loss(model):
+            return mnn.losses.cross_entropy(model(PROMPT[:, :-1]), PROMPT[:, 1:]).mean()
+
+        return tree_flatten(mnn.value_and_grad(model, loss)(model)[1])
+
+    before = gradients()
+    zmlx.patch(model, mode="training")
+    after = gradients()
+    for (path, a), (other, b) in zip(before, after, strict=True):
+        assert path == other
+        # The rounding of a few hundred float32 operations.
+        assert mx.abs(a - b).max().item() <= 2e-5 * max(mx.abs(a).max().item(), 1e-3), path
+
+
+def test_only_and_exclude_choose_by_kind_and_path():
+    model = build("llama")
+    assert set(zmlx.patch(model, only="norm").kinds()) == {"norm"}
+    zmlx.unpatch(model)
+    assert set(zmlx.patch(model, exclude=["norm", "residual_norm"]).kinds()) == {"mlp", "rope", "attention"}
+    zmlx.unpatch(model)
+    report = zmlx.patch(model, only="model.layers.1")
+    assert report.replaced
+    assert all(r.path.startswith("model.layers.1") for r in report.replaced)
+    zmlx.unpatch(model)
+    report = zmlx.patch(model, only="norm", exclude="model.layers.*")
+    assert [r.path for r in report.replaced] == ["model.norm"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mode": "serving"}, "'mode' must be one of inference, training but got 'serving'"),
+        ({"only": "norms"}, "'only' must name kinds .* but got 'norms'"),
+        ({"exclude": ["mlp", "layers.77"]}, "'exclude' must name kinds .* but got 'layers.77'"),
+    ],
+)
+def test_wrong_options_leave_the_model_alone(arguments, message):
+    model = build("llama")
+    before = classes(model)
+    with pytest.raises(ValueError, match=rf"\[patch\] {message}"):
+        zmlx.patch(model, **arguments)
+    assert classes(model) == before
+
+
+def test_a_model_of_another_framework_is_an_error():
+    class Other:
+        __module__ = "torch.nn"
+
+    with pytest.raises(TypeError, match=r"must be an mlx.nn.Module but got torch.nn.Other"):
+        zmlx.patch(Other())
+    with pytest.raises(TypeError, match=r"must be an mlx.nn.Module but got dict"):
+        zmlx.unpatch({})
+
+
+class Odd(mnn.Module):
+    """Looks like a norm, and is none."""
+
+    def __init__(self, dims):
+        super().__init__()
+        self.weight = mx.ones((dims,))
+        self.eps = 1e-5
+
+    def __call__(self, x):
+        return mx.fast.rms_norm(x, self.weight, self.eps) * 1.5
+
+
+class Moody(mnn.Module):
+    """Computes another thing for another dtype."""
+
+    def __init__(self, dims):
+        super().__init__()
+        self.weight = mx.ones((dims,))
+        self.eps = 1e-5
+
+    def __call__(self, x):
+        y = mx.fast.rms_norm(x, self.weight, self.eps)
+        return y * 2 if x.dtype == mx.float16 else y
+
+
+class Branching(mnn.Module):
+    """Needs a value, which a trace does not have."""
+
+    def __init__(self, dims):
+        super().__init__()
+        self.weight = mx.ones((dims,))
+        self.eps = 1e-5
+
+    def __call__(self, x):
+        if x.max().item() > 1e3:
+            return x
+        return mx.fast.rms_norm(x, self.weight, self.eps)
+
+
+class Stopped(mnn.Module):
+    """Has the graph of a norm, but not its gradient."""
+
+    def __init__(self, dims):
+        super().__init__()
+        self.weight = mx.ones((dims,))
+        self.eps = 1e-5
+
+    def __call__(self, x):
+        return mx.fast.rms_norm(mx.stop_gradient(x), self.weight, self.eps)
+
+
+@pytest.mark.parametrize("cls", [Odd, Branching])
+def test_what_only_looks_like_a_norm_is_skipped_with_a_reason(cls):
+    model = mnn.Sequential(cls(8), mnn.RMSNorm(8))
+    report = zmlx.patch(model)
+    assert [r.path for r in report.replaced] == ["layers.1"]
+    assert [(s.path, s.why) for s in report.skipped] == [
+        ("layers.0", "its graph equals no norm and no activation")
+    ]
+
+
+def test_a_graph_is_trusted_only_for_the_dtypes_it_was_compared_in():
+    model = mnn.Sequential(Moody(8))
+    x = mx.random.normal((3, 8))
+    before = [model(x.astype(d)) for d in (mx.float32, mx.float16, mx.bfloat16)]
+    assert zmlx.patch(model).kinds() == {"norm": 1}
+    after = [model(x.astype(d)) for d in (mx.float32, mx.float16, mx.bfloat16)]
+    for a, b in zip(before, after, strict=True):
+        assert mx.allclose(a, b, rtol=1e-2).item()
+
+
+def test_a_stopped_gradient_is_found_by_the_probe():
+    assert zmlx.patch(mnn.Sequential(Stopped(8))).kinds() == {"norm": 1}
+    report = zmlx.patch(mnn.Sequential(Stopped(8)), mode="training")
+    assert not report.replaced
+    assert report.skipped[0].why.startswith("its gradient differs")
+
+
+def test_a_block_that_looks_into_its_cache_is_left_alone():
+    class Block(mnn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.other = mnn.RMSNorm(8), mnn.Linear(8, 8)
+
+        def __call__(self, x, cache=None):
+            y = x + (self.other(x) if cache is None else cache.other)
+            return self.norm(y)
+
+    report = zmlx.patch(Block())
+    assert report.kinds() == {"norm": 1}
+    assert report.skipped[0].why.startswith("its call cannot be captured")
+
+
+def test_dropout_is_replaced_for_training_only():
+    model = mnn.Sequential(mnn.Linear(8, 8), mnn.Dropout(0.25))
+    assert not zmlx.patch(model).replaced
+    assert zmlx.patch(model, mode="training").kinds() == {"dropout": 1}
+    x = mx.ones((1000, 8))
+    model.layers[1].train()
+    y = np.array(model.layers[1](x))
+    assert set(np.unique(y)) == {0.0, np.float32(1 / 0.75)}
+    assert abs((y == 0).mean() - 0.25) < 0.02
+    model.eval()
+    assert mx.array_equal(model.layers[1](x), x)
+
+
+def test_the_layers_say_what_runs():
+    model = build("llama")
+    zmlx.patch(model)
+    assert repr(model.layers[0].input_layernorm) == "RMSNorm(64, eps=1e-05, rms_norm=zmlx)"
+    with zmlx.prefer("mlx"):
+        assert repr(model.layers[0].input_layernorm) == "RMSNorm(64, eps=1e-05, rms_norm=mlx)"
+
+
+def test_preferring_mlx_runs_the_models_own_operations():
+    model = build("gemma3_text")
+    logits = model(PROMPT)
+    zmlx.patch(model)
+    with zmlx.prefer("mlx"):
+        assert mx.allclose(model(PROMPT), logits, rtol=1e-5, atol=1e-6).item()
+
+
+def test_a_copy_of_a_patched_model_is_patched_and_can_be_unpatched_alone():
+    model = build("llama")
+    zmlx.patch(model)
+    twin = copy.deepcopy(model)
+    assert zmlx.unpatch(twin) > 0
+    assert plan_of(model.layers[0].mlp) is not None
+    assert mx.allclose(twin(PROMPT), model(PROMPT), rtol=1e-4, atol=1e-5).item()
+
+
+def test_a_patched_model_can_be_quantised_and_compiled():
+    model = build("qwen3")
+    zmlx.patch(model)
+    quantized(model)
+    logits = model(PROMPT)
+    assert mx.allclose(mx.compile(model)(PROMPT), logits, rtol=1e-4, atol=1e-5).item()
+    zmlx.unpatch(model)
+    assert mx.allclose(model(PROMPT), logits, rtol=1e-4, atol=1e-5).item()
+
+
+def test_smart_patch_keeps_what_is_faster_and_says_so():
+    model = build("llama")
+    report = zmlx.smart_patch(model, PROMPT, rounds=3)
+    measured = {kind for kind, _ in report.kept + report.dropped}
+    assert measured == {"norm", "residual_norm", "mlp", "rope", "attention"}
+    assert set(report.kinds()) == {kind for kind, _ in report.kept}
+    assert all(speed >= 1 for _, speed in report.kept)
+    assert all(speed < 1 for _, speed in report.dropped)
+    for kind, speed in report.kept + report.dropped:
+        assert f"{kind}: {speed:.2f} times the speed" in str(report)
+
+
+# ---- the head and the loss ----------------------------------------------------------------------
+
+BATCH = mx.concatenate([PROMPT, PROMPT[:, ::-1]])
+LENGTHS = mx.array([[0, 7], [2, 11]])
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("llama", "lm_head"),
+        ("gemma", "model.embed_tokens"),
+        ("gemma2", "model.embed_tokens"),
+        ("qwen3_moe", "lm_head"),
+    ],
+)
+def test_the_loss_of_a_patched_model_is_mlx_lms(name, path):
+    from mlx_lm.tuner.trainer import default_loss
+
+    model = build(name)
+    (before, tokens), gradients = mnn.value_and_grad(model, default_loss)(model, BATCH, LENGTHS)
+    report = zmlx.patch(model, mode="training")
+    assert [r.path for r in report.replaced if r.kind == "loss"] == [path]
+    (after, count), ours = mnn.value_and_grad(model, zmlx.lm_loss)(model, BATCH, LENGTHS)
+    assert count.item() == tokens.item()
+    assert after.item() == pytest.approx(before.item(), rel=1e-5)
+    for (key, a), (_, b) in zip(tree_flatten(gradients), tree_flatten(ours), strict=True):
+        assert mx.abs(a - b).max().item() <= 2e-5 * max(mx.abs(a).max().item(), 1e-3), key
+    zmlx.unpatch(model)
+    assert zmlx.lm_loss(model, BATCH, LENGTHS)[0].item() == pytest.approx(before.item(), rel=1e-5)
+
+
+def test_a_head_that_is_quantised_has_its_logits():
+    model = quantized(build("llama"))
+    report = zmlx.patch(model, mode="training")
+    assert "loss" not in report.kinds()
+    assert any("its head is no plain linear layer" in s.why for s in report.skipped)
+    assert mx.isfinite(zmlx.lm_loss(model, BATCH, LENGTHS)[0]).item()
+
+
+def test_a_head_that_gets_a_lora_layer_later_is_taken_as_it_is():
+    from mlx_lm.tuner.lora import LoRALinear
+
+    model = build("llama")
+    zmlx.patch(model, mode="training")
+    plain = zmlx.lm_loss(model, BATCH, LENGTHS)[0]
+    model.lm_head = LoRALinear.from_base(model.lm_head)
+    model.lm_head.lora_b = mx.random.normal(model.lm_head.lora_b.shape)
+    assert abs((zmlx.lm_loss(model, BATCH, LENGTHS)[0] - plain).item()) > 1e-3
+
+
+# ---- every model of mlx-lm ----------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in names() if n not in LEFT_OUT])
+def test_every_model_of_mlx_lm_computes_the_same(name):
+    model = build(name)
+    before, logits = classes(model), model(PROMPT)
+    assert mx.isfinite(logits).all().item()
+    report = zmlx.patch(model)
+    assert report.replaced
+    error = mx.abs(model(PROMPT) - logits).max().item()
+    # The rounding of some hundred float32 operations, in other orders.
+    assert error <= 1e-5 * mx.abs(logits).max().item()
+    zmlx.unpatch(model)
+    assert classes(model) == before
+    assert mx.array_equal(model(PROMPT), logits)
+
+
+def test_most_models_of_mlx_lm_are_compared():
+    every = names()
+    assert set(LEFT_OUT) <= set(every)
+    assert len(LEFT_OUT) <= 9
+    assert len(LEFT_OUT) <= 0.2 * len(every)

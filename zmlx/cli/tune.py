@@ -1,0 +1,103 @@
+"""Measure on this machine where zmlx's kernels are faster than MLX's ops, for layers to choose."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zmlx.choice import Measurement
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+#: Rows and widths: one token, a short prompt and a long one of a small and of a large model.
+SHAPES = ((1, 1024), (1, 8192), (128, 1024), (1024, 4096))
+ROUNDS = 9
+SECONDS = 0.4
+"""Beyond three rounds, what one op may take at one shape."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    parser.add_argument("ops", nargs="*", metavar="OP", help="default: all that layers choose")
+    parser.add_argument("--dtype", action="append", choices=DTYPES, help="default: all three")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the measurements and write nothing"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measures, writes the table and returns the exit status."""
+    from zmlx import choice, launch
+    from zmlx.nn.functional import IMPLEMENTATIONS
+
+    unknown = sorted(set(arguments.ops) - set(IMPLEMENTATIONS))
+    if unknown:
+        print(
+            f"[tune] 'OP' must be one of {', '.join(sorted(IMPLEMENTATIONS))} "
+            f"but got {unknown[0]}.",
+            file=sys.stderr,
+        )
+        return 2
+    target = launch.settings().target or "cpu"
+    measurements = []
+    print(f"{'op':<16} {'dtype':<9} {'shape':>10} {'MLX µs':>10} {'zmlx µs':>10}   faster")
+    for op in arguments.ops or sorted(IMPLEMENTATIONS):
+        for dtype in arguments.dtype or DTYPES:
+            for rows, width in SHAPES:
+                m = measure(op, target, dtype, rows, width)
+                measurements.append(m)
+                print(_line(m), flush=True)
+    if not arguments.dry_run:
+        print(f"wrote {choice.write(measurements)}")
+    return 0
+
+
+def measure(op: str, target: str, dtype: str, rows: int, width: int) -> Measurement:
+    """Median seconds of both implementations of op, called in turns."""
+    import mlx.core as mx
+
+    from zmlx.choice import Measurement
+    from zmlx.nn.functional import IMPLEMENTATIONS
+
+    both = IMPLEMENTATIONS[op]
+    shapes = {"x": (rows, width), "d": (width,)}
+    arrays = [mx.random.normal(shapes[kind]).astype(getattr(mx, dtype)) for kind in both.arrays]
+    mx.eval(arrays)
+    functions = (both.zmlx, both.mlx)
+    for function in functions:  # compiles
+        mx.eval(function(*arrays))
+    # Small calls repeat within a round, so that the clock's step does not matter.
+    repeat = max(1, int(1e-3 / max(_seconds(both.mlx, arrays, 1), 1e-6)))
+    times: tuple[list[float], list[float]] = ([], [])
+    start = time.perf_counter()
+    for i in range(ROUNDS):
+        for k in (0, 1) if i % 2 else (1, 0):
+            times[k].append(_seconds(functions[k], arrays, repeat))
+        if i >= 2 and time.perf_counter() - start > SECONDS:
+            break
+    ours, mlx = (float(f"{statistics.median(t):.4g}") for t in times)
+    return Measurement(op, target, dtype, rows, width, zmlx=ours, mlx=mlx)
+
+
+def _seconds(function: Callable[..., Any], arrays: list[Any], repeat: int) -> float:
+    """Of one call, with its evaluation."""
+    import mlx.core as mx
+
+    start = time.perf_counter()
+    for _ in range(repeat):
+        mx.eval(function(*arrays))
+    return (time.perf_counter() - start) / repeat
+
+
+def _line(m: Measurement) -> str:
+    faster = "zmlx" if m.zmlx <= m.mlx else "MLX"
+    ratio = max(m.mlx / m.zmlx, m.zmlx / m.mlx)
+    return (
+        f"{m.op:<16} {m.dtype:<9} {m.rows:>5}x{m.width:<5}{m.mlx * 1e6:>10.1f}"
+        f"{m.zmlx * 1e6:>11.1f}   {faster} {ratio:.2f}x"
+    )

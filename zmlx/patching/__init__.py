@@ -1,0 +1,303 @@
+"""Puts zmlx's kernels into models of mlx.nn layers, and takes them out again.
+
+    report = zmlx.patch(model)
+    print(report)
+    zmlx.unpatch(model)
+
+Modules are found by what they compute, not by name: their call is traced, and replaced only if its
+graph equals a known one and a probe on random arrays agrees.
+
+capture     the graph of a function, as numbers that can be compared
+wiring      how a module calls its children
+templates   what is looked for
+match       the plan for a module
+plans       what runs instead
+probe       the check before a plan is put in place
+head        the head and loss of a language model
+replace     putting it in place, and taking it out
+report      what was done
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..choice import catalogue, choice
+from ..nn.choosing import TYPICAL_ROWS
+from .head import find_head, head_of, lm_loss, put_head, restore_head
+from .match import Matcher
+from .plans import AttentionPlan, DropoutPlan, Plan
+from .probe import own_dtype, probe
+from .replace import Keys, parents, plan_of, put, put_copy, restore
+from .report import Replaced, Report, Skipped
+from .wiring import UnmatchedError, child_of, is_opaque
+
+__all__ = ["KINDS", "Replaced", "Report", "Skipped", "lm_loss", "patch", "smart_patch", "unpatch"]
+
+#: What `only` and `exclude` may name, besides paths.
+KINDS = (
+    "norm",
+    "residual_norm",
+    "activation",
+    "gated",
+    "mlp",
+    "rope",
+    "attention",
+    "dropout",
+    "loss",
+)
+
+MODES = ("inference", "training")
+
+
+def patch(
+    model: nn.Module,
+    *,
+    mode: str = "inference",
+    only: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+) -> Report:
+    """Makes the modules of a model run zmlx's kernels where `zmlx.choice` says so.
+
+    Norms, sums that are normed, gated and plain feed-forward networks, activations and mlx-lm's
+    attention are found by their graphs, in any model of mlx.nn modules. The model is changed in
+    place; parameters, their names and the identity of modules stay, so that it can be saved,
+    quantised, trained and given LoRA layers like any other. Patching again changes nothing.
+
+    Args:
+        model: an `mlx.nn.Module`.
+        mode: "inference", or "training", which also replaces dropout, finds the head for
+            `lm_loss`, and compares gradients.
+        only: kinds (see `KINDS`) or paths such as "model.layers.0.*" to replace; all unless given.
+        exclude: kinds or paths to leave alone.
+
+    Returns:
+        What was replaced, what was not and why, and what will run.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"[patch] 'model' must be an mlx.nn.Module but got {_name_of_type(model)}.")
+    if mode not in MODES:
+        raise ValueError(f"[patch] 'mode' must be one of {', '.join(MODES)} but got {mode!r}.")
+    paths = [path for path, _ in model.named_modules()]
+    wanted, unwanted = _selection("only", only, paths), _selection("exclude", exclude, paths)
+    report = Report(mode)
+    matcher = Matcher()
+    found = _plans(model, matcher, report, wanted, unwanted, mode)
+    for path, parent, keys, module, plan in found:
+        if parent is not None:
+            module = put_copy(parent, keys, module, plan)
+        else:
+            put(module, plan)
+        _add(report, path, module, plan, new=True)
+    if mode == "training":
+        _patch_head(model, report, wanted, unwanted)
+    report.replaced.sort(key=lambda r: _natural(r.path))
+    return report
+
+
+def _plans(
+    model: nn.Module,
+    matcher: Matcher,
+    report: Report,
+    wanted: list[str] | None,
+    unwanted: list[str] | None,
+    mode: str,
+) -> list[tuple[str, nn.Module | None, Keys, nn.Module, Plan]]:
+    """(path, parent that gets a copy or None, place in it, module, plan) of all replacements.
+    Nothing is changed yet."""
+    places = list(parents(model))
+    found: list[tuple[str, nn.Module | None, Keys, nn.Module, Plan]] = []
+    seen = set()
+    for path, module in sorted(model.named_modules(), key=lambda item: _natural(item[0])):
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        patched = plan_of(module)
+        if patched is not None:
+            _add(report, path, module, patched, new=False)
+            continue
+        if not _selected(path, None, wanted, unwanted):
+            continue
+        try:
+            plan = matcher.plan(module)
+            if plan is None or not _selected(path, plan.kind, wanted, unwanted):
+                continue
+            if plan.op not in catalogue():
+                raise UnmatchedError(f"zmlx has no kernel for {plan.op}")
+            if isinstance(plan, DropoutPlan):
+                if mode == "inference":
+                    continue
+            elif not isinstance(plan, AttentionPlan):
+                probe(module, plan, mode == "training")
+        except UnmatchedError as reason:
+            report.skipped.append(Skipped(path, type(module).__name__, str(reason)))
+            continue
+        except (RuntimeError, ValueError, TypeError) as error:
+            first = str(error).splitlines()[0] if str(error) else type(error).__name__
+            report.skipped.append(
+                Skipped(path, type(module).__name__, f"its probe failed: {first}")
+            )
+            continue
+        if is_opaque(module) or not path:
+            found.append((path, None, (), module, plan))
+        else:
+            # Each parent gets its own copy of a shared child.
+            found += [(p, parent, keys, module, plan)
+                      for p, parent, keys, child in places if child is module]  # fmt: skip
+    return found
+
+
+def _patch_head(
+    model: nn.Module, report: Report, wanted: list[str] | None, unwanted: list[str] | None
+) -> None:
+    """Finds the head for `lm_loss`."""
+    known = head_of(model)
+    if known is None and not _selected("", "loss", wanted, unwanted):
+        return
+    try:
+        head = known or find_head(model)
+    except UnmatchedError as reason:
+        report.skipped.append(Skipped("", type(model).__name__, str(reason)))
+        return
+    put_head(model, head)
+    layer = child_of(model, head.weight)
+    chosen = choice("linear_cross_entropy", (TYPICAL_ROWS, layer.weight.shape[-1]),
+                    own_dtype(layer))  # fmt: skip
+    report.replaced.append(
+        Replaced(
+            head.weight, "loss", "linear_cross_entropy", chosen.runs, chosen.why, known is None
+        )
+    )
+
+
+def unpatch(model: nn.Module) -> int:
+    """Takes everything out that `patch` put in: every module is the object it was, of the class it
+    had, with the parameters that it has now.
+
+    Returns:
+        How many modules were restored.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"[unpatch] 'model' must be an mlx.nn.Module but got {_name_of_type(model)}."
+        )
+    heads = restore_head(model)
+    return heads + sum(restore(module) for _, module in model.named_modules())
+
+
+def smart_patch(
+    model: nn.Module,
+    *sample: Any,
+    mode: str = "inference",
+    rounds: int = 7,
+    only: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+) -> Report:
+    """Patches a model, and keeps only the kinds of replacement that make its call on `sample`
+    faster on this machine.
+
+    Each kind is timed alone against the unpatched model, in turns, by medians; the report says
+    what was kept and what was taken out again, with the numbers. A model that is patched already
+    is unpatched first.
+
+    Args:
+        model: an `mlx.nn.Module`.
+        sample: what the model is called with.
+        mode, only, exclude: as in `patch`.
+        rounds: timings of each variant.
+    """
+    if not sample:
+        raise TypeError("[smart_patch] 'sample' must be what the model is called with.")
+    if rounds < 1:
+        raise ValueError(f"[smart_patch] 'rounds' must be at least 1 but got {rounds}.")
+    if isinstance(model, nn.Module):
+        unpatch(model)
+    options: dict[str, Any] = {"mode": mode, "only": only, "exclude": exclude}
+    kinds = list(patch(model, **options).kinds())
+    unpatch(model)
+    speeds = []
+    for kind in kinds:
+        excluded = [k for k in KINDS if k != kind]
+        excluded += [exclude] if isinstance(exclude, str) else list(exclude or ())
+        speeds.append((kind, _speed(model, sample, rounds, {**options, "exclude": excluded})))
+    dropped = [(kind, speed) for kind, speed in speeds if speed < 1]
+    excluded = [kind for kind, _ in dropped]
+    excluded += [exclude] if isinstance(exclude, str) else list(exclude or ())
+    report = patch(model, mode=mode, only=only, exclude=excluded)
+    report.dropped = dropped
+    report.kept = [(kind, speed) for kind, speed in speeds if speed >= 1]
+    return report
+
+
+def _speed(model: nn.Module, sample: Any, rounds: int, options: dict[str, Any]) -> float:
+    """How many times as fast the patched model is."""
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for i in range(rounds + 1):
+        for patched in (True, False) if i % 2 else (False, True):
+            if patched:
+                patch(model, **options)
+            if i == 0:
+                mx.eval(model(*sample))  # compiles
+            start = time.perf_counter()
+            mx.eval(model(*sample))
+            if i:
+                times[patched].append(time.perf_counter() - start)
+            unpatch(model)
+    return statistics.median(times[False]) / statistics.median(times[True])
+
+
+def _add(report: Report, path: str, module: nn.Module, plan: Plan, new: bool) -> None:
+    chosen = plan.runs(own_dtype(module))
+    report.replaced.append(Replaced(path, plan.kind, plan.op, chosen.runs, chosen.why, new))
+
+
+def _selection(name: str, given: str | Iterable[str] | None, paths: list[str]) -> list[str] | None:
+    if given is None:
+        return None
+    chosen = [given] if isinstance(given, str) else list(given)
+    for pattern in chosen:
+        if not isinstance(pattern, str):
+            raise TypeError(
+                f"[patch] '{name}' must hold kinds or paths but got {type(pattern).__name__}."
+            )
+        if pattern not in KINDS and not any(_matches(path, pattern) for path in paths):
+            raise ValueError(
+                f"[patch] '{name}' must name kinds ({', '.join(KINDS)}) or paths of the model "
+                f"but got {pattern!r}."
+            )
+    return chosen
+
+
+def _selected(
+    path: str, kind: str | None, wanted: list[str] | None, unwanted: list[str] | None
+) -> bool:
+    """Whether a module may be replaced; without its kind, whether that can be at all."""
+
+    def listed(patterns: list[str]) -> bool:
+        return any(p == kind if p in KINDS else _matches(path, p) for p in patterns)
+
+    if unwanted is not None and listed(unwanted):
+        return False
+    return wanted is None or listed(wanted) or (kind is None and any(p in KINDS for p in wanted))
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """A pattern matches a path, and what is below it."""
+    return fnmatchcase(path, pattern) or path.startswith(pattern + ".")
+
+
+def _natural(path: str) -> tuple[Any, ...]:
+    """layers.2 before layers.10."""
+    return tuple((0, int(p), "") if p.isdigit() else (1, 0, p) for p in path.split("."))
+
+
+def _name_of_type(value: Any) -> str:
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"

@@ -1,0 +1,77 @@
+"""What a function computes, as a graph that can be compared.
+
+`Graphs.capture` traces a function of arrays with `mx.export_function` and turns its graph into
+numbers: two expressions have the same number exactly if they apply the same primitives with the
+same arguments to the same inputs and constants, operands of commutative primitives in either order.
+Functions that `mx.compile` compiled are traced through. `mx.stop_gradient` leaves no trace, so
+that equal graphs may still differ in their gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+_COMMUTATIVE = frozenset(
+    ("Add", "Multiply", "Maximum", "Minimum", "LogicalAnd", "LogicalOr", "Equal", "NotEqual")
+)
+
+
+class Graphs:
+    """Expressions by number; equal expressions share one."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+        self._expressions: list[Any] = []
+
+    def __getitem__(self, number: int) -> Any:
+        """("input", i), ("constant", dtype, shape, bytes), or (primitive, its arguments as text,
+        numbers of its operands, which of its outputs)."""
+        return self._expressions[number]
+
+    def _number(self, expression: Any) -> int:
+        found = self._numbers.get(expression)
+        if found is None:
+            found = self._numbers[expression] = len(self._expressions)
+            self._expressions.append(expression)
+        return found
+
+    def input(self, index: int) -> int:
+        """The number of a function's i-th input."""
+        return self._number(("input", index))
+
+    def capture(
+        self, function: Callable[..., Sequence[mx.array]], inputs: Sequence[mx.array]
+    ) -> list[int]:
+        """The numbers of the arrays that `function` returns for `inputs`. Raises what the function
+        raises, also where it needs a value. Nothing is computed."""
+        records: list[dict[str, Any]] = []
+        mx.export_function(records.append, function, *inputs)
+        numbers: dict[str, int] = {}
+        outputs: list[str] = []
+        for record in records:
+            kind = record["type"]
+            if kind == "inputs":
+                for i, (name, _, _) in enumerate(record["inputs"]):
+                    numbers[name] = self.input(i)
+            elif kind == "constants":
+                for name, array in record["constants"]:
+                    numbers[name] = self._number(_constant(array))
+            elif kind == "outputs":
+                outputs = [name for name, _, _ in record["outputs"]]
+            elif kind == "primitive":
+                operands = tuple(numbers[name] for name, _, _ in record["inputs"])
+                if record["name"] in _COMMUTATIVE:
+                    operands = tuple(sorted(operands))
+                arguments = repr(record["arguments"])
+                for i, (name, _, _) in enumerate(record["outputs"]):
+                    node = (record["name"], arguments, operands, i)
+                    numbers[name] = self._number(node)
+        return [numbers[name] for name in outputs]
+
+
+def _constant(array: mx.array) -> Any:
+    data = (array if array.ndim else array[None]).view(mx.uint8)
+    return ("constant", str(array.dtype), tuple(array.shape), bytes(data))

@@ -1,0 +1,274 @@
+"""What takes the place of a module's call: one class per kind of replacement.
+
+A plan holds names and numbers, no arrays: parameters are read from the module at each call, so
+that training, quantising, LoRA and loading weights work on a patched model as on any other. An
+input that the plan was not verified for (another dtype, number of axes or argument) runs the
+module's own call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..choice import Choice, choice
+from ..nn import functional as F
+from ..nn.choosing import TYPICAL_ROWS
+from ..nn.dropout import dropped
+from .templates import Norm
+from .wiring import Given, child_of
+
+Verified = frozenset[tuple[mx.Dtype, int]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A replacement.
+
+    Attributes:
+        kind: as `only` and `exclude` name it.
+        op: the catalogue's op.
+        width: the length of the rows that op works on.
+        verified: (dtype, number of axes) of inputs for which the module's graph was compared.
+    """
+
+    kind: str
+    op: str
+    width: int
+    verified: Verified
+
+    def __deepcopy__(self, memo: Any) -> Plan:
+        return self
+
+    def runs(self, dtype: mx.Dtype) -> Choice:
+        """What runs op on a few hundred rows in the settings in force."""
+        return choice(self.op, (TYPICAL_ROWS, self.width), dtype)
+
+    def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
+        """The module's call."""
+        if a or k or not isinstance(x, mx.array) or (x.dtype, x.ndim) not in self.verified:
+            return original(module, x, *a, **k)
+        return self.apply(module, x)
+
+    def apply(self, module: Any, x: mx.array) -> mx.array:
+        """The replacement, for one verified array."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class NormPlan(Plan):
+    """A module that is a norm."""
+
+    norm: Norm
+
+    def apply(self, module: Any, x: mx.array) -> mx.array:
+        norm = self.norm
+        eps = getattr(module, norm.eps_name) if norm.eps_name else norm.eps
+        weight, bias = norm.parameters(module)
+        if norm.op == "rms_norm":
+            y = F.rms_norm(x, weight, eps)
+        else:
+            y = F.layer_norm(x, weight, bias, eps)
+        return y.astype(x.dtype) if norm.spelling == "mx.fast in float32" else y
+
+
+@dataclass(frozen=True)
+class ActivationPlan(Plan):
+    """A module that is an activation of one array."""
+
+    function: str
+
+    def apply(self, module: Any, x: mx.array) -> mx.array:
+        return F.activations[self.function](x)
+
+
+@dataclass(frozen=True)
+class GatePlan(Plan):
+    """A module that is a gated unit of two arrays."""
+
+    gate_first: bool
+
+    def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
+        if k or len(a) != 1 or (x.dtype, x.ndim) not in self.verified or a[0].dtype != x.dtype:
+            return original(module, x, *a, **k)
+        gate, up = (x, a[0]) if self.gate_first else (a[0], x)
+        return F.gated[self.op](gate, up)
+
+
+@dataclass(frozen=True)
+class MLPPlan(Plan):
+    """A feed-forward network: projections in, a unit, a projection out.
+
+    Attributes:
+        inputs: paths of the projections of x, in the order of the module's calls: gate and up in
+            either order, or one.
+        output: path of the last projection.
+        unit: "gated" (two projections), "packed" (one, of both halves) or "activation" (one).
+        gate_first: whether the gate is the first projection or half.
+        function: mlx.nn's name, of an activation.
+    """
+
+    inputs: tuple[str, ...]
+    output: str
+    unit: str
+    gate_first: bool
+    function: str
+
+    def apply(self, module: Any, x: mx.array) -> mx.array:
+        parts = [child_of(module, path)(x) for path in self.inputs]
+        if self.unit == "activation":
+            y = F.activations[self.function](parts[0])
+        else:
+            if self.unit == "packed":
+                parts = list(mx.split(parts[0], 2, axis=-1))
+            a, b = parts
+            y = F.gated[self.op](a, b) if self.gate_first else F.gated[self.op](b, a)
+        return child_of(module, self.output)(y)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class AddNorm:
+    """A step: sum and norm of two registers, into two registers."""
+
+    left: int
+    right: int
+    path: str
+    norm: Norm
+
+
+@dataclass(frozen=True)
+class Add:
+    """A step: the sum of two registers."""
+
+    left: int
+    right: int
+
+
+@dataclass(frozen=True)
+class CallChild:
+    """A step: a child's call; arguments are registers (int), `Given`, or a value in a tuple."""
+
+    path: str
+    method: str
+    arguments: tuple[Any, ...]
+    keywords: tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class BlockPlan(Plan):
+    """A block that calls children and adds what they return, with a sum and the norm after it in
+    one launch.
+
+    Attributes:
+        names: the parameters of the block's call after the array; defaults: their defaults.
+        steps: each appends to the registers what it computes; register 0 is the array.
+        result: the register that the block returns.
+    """
+
+    names: tuple[str, ...]
+    defaults: tuple[Any, ...]
+    required: int
+    steps: tuple[Any, ...]
+    result: int
+
+    def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
+        unknown = len(a) > len(self.names) or len(a) + len(k) < self.required
+        if unknown or (x.dtype, x.ndim) not in self.verified:
+            return original(module, x, *a, **k)
+        given = dict(zip(self.names, self.defaults, strict=True))
+        given.update(zip(self.names, a, strict=False))
+        given.update(k)
+        if len(given) != len(self.names):  # an argument that the call does not know
+            return original(module, x, *a, **k)
+        registers = [x]
+
+        def value(v: Any) -> Any:
+            if isinstance(v, int):
+                return registers[v]
+            return given[v.name] if isinstance(v, Given) else v[0]
+
+        for step in self.steps:
+            if isinstance(step, CallChild):
+                child = child_of(module, step.path)
+                call = child if step.method == "__call__" else getattr(child, step.method)
+                arguments = [value(v) for v in step.arguments]
+                registers.append(call(*arguments, **{n: value(v) for n, v in step.keywords}))
+            elif isinstance(step, Add):
+                registers.append(registers[step.left] + registers[step.right])
+            else:
+                registers.extend(_add_norm(module, step, registers))
+        return registers[self.result]
+
+
+def _add_norm(module: Any, step: AddNorm, registers: list[mx.array]) -> tuple[mx.array, mx.array]:
+    """(sum, normed)."""
+    a, b, norm = registers[step.left], registers[step.right], step.norm
+    child = child_of(module, step.path)
+    if not isinstance(child, nn.Module) or (norm.weight is not None and norm.weight not in child):
+        total = a + b  # the norm was replaced by something else since
+        return total, child(total)
+    eps = getattr(child, norm.eps_name) if norm.eps_name else norm.eps
+    weight, bias = norm.parameters(child)
+    if norm.op == "rms_norm":
+        y, total = F.add_rms_norm(a, b, weight, eps)
+    else:
+        y, total = F.add_layer_norm(a, b, weight, bias, eps)
+    return total, y.astype(a.dtype) if norm.spelling == "mx.fast in float32" else y
+
+
+@dataclass(frozen=True)
+class RopePlan(Plan):
+    """A module that turns its array by position.
+
+    Attributes:
+        freqs: name of the attribute that holds the wavelengths, or None where it has a base.
+    """
+
+    freqs: str | None
+
+    def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
+        offset = a[0] if len(a) == 1 else k.get("offset", 0)
+        if len(a) > 1 or set(k) - {"offset"} or (len(a) and k):
+            return original(module, x, *a, **k)
+        if (x.dtype, x.ndim) not in self.verified or not _is_offset(offset, x):
+            return original(module, x, *a, **k)
+        freqs = None if self.freqs is None else getattr(module, self.freqs)
+        return F.rope(
+            x,
+            module.dims,
+            traditional=module.traditional,
+            base=module.base if self.freqs is None else None,
+            scale=getattr(module, "scale", 1.0),
+            offset=offset,
+            freqs=freqs,
+        )
+
+
+def _is_offset(offset: Any, x: mx.array) -> bool:
+    if isinstance(offset, mx.array):
+        kinds = (mx.int32, mx.uint32, mx.int64)
+        return offset.dtype in kinds and offset.shape in ((), (1,), (x.shape[0],))
+    return isinstance(offset, int) and 0 <= offset < 2**31
+
+
+@dataclass(frozen=True)
+class DropoutPlan(Plan):
+    """`mlx.nn.Dropout`."""
+
+    def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
+        return dropped(module, lambda x: original(module, x), x)
+
+
+@dataclass(frozen=True)
+class AttentionPlan(Plan):
+    """A module whose code calls mlx-lm's attention function; its own code runs with ours in the
+    place of that name."""
+
+    methods: tuple[str, ...]
+
+    def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
+        return original(module, x, *a, **k)

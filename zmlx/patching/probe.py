@@ -1,0 +1,170 @@
+"""Runs a replacement against the module's own call before it is put in place.
+
+The children of a block are stand-ins that return an array of the right shape, so that a probe
+costs nothing in a model of any size and meets no cache or mask. The bound is that of the tests:
+twice the error of the module's own call in its dtype, plus 4 roundings, over the call in float32.
+In float32 there is nothing better to compare with, and MLX's exp on the CPU is off by up to 63
+units: the bound is 256 roundings of the largest element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_map
+
+from ..choice import prefer
+from .plans import AddNorm, BlockPlan, GatePlan, MLPPlan, Plan
+from .wiring import UnmatchedError, shadow
+
+_EPS = {mx.float32: 2.0**-23, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
+
+
+class _Constant(nn.Module):
+    """A child that returns the mean of what it gets, plus a fixed array."""
+
+    def __init__(self, width: int, number: int) -> None:
+        super().__init__()
+        key = mx.random.key(number)
+        self._array = mx.random.normal((width,), key=key)
+
+    def __call__(self, x: mx.array, *_: Any, **__: Any) -> mx.array:
+        mean = x.astype(mx.float32).mean(axis=-1, keepdims=True)
+        return (mean + self._array).astype(x.dtype)
+
+
+def own_dtype(module: nn.Module) -> mx.Dtype:
+    """The dtype in which a module works: that of its first floating parameter."""
+    found: list[mx.Dtype] = []
+
+    def look(value: Any) -> Any:
+        if isinstance(value, mx.array) and value.dtype in _EPS:
+            found.append(value.dtype)
+        return value
+
+    tree_map(look, dict(module.parameters()))
+    return found[0] if found else mx.float32
+
+
+def probe(module: nn.Module, plan: Plan, training: bool) -> None:
+    """Raises `UnmatchedError` where the replacement differs, in the output or (`training`) in the
+    gradient."""
+    dtype = own_dtype(module)
+    axes = sorted(n for d, n in plan.verified if d == dtype)
+    if not axes:
+        raise UnmatchedError(f"its graph differs in {str(dtype).rpartition('.')[2]}")
+    twin = _isolated(module, plan)
+    width = _width(module, plan)
+    shape = (*(2, 2, 2, 3)[4 - axes[-1] + 1 :], width)
+    x = mx.random.normal(shape, key=mx.random.key(7)).astype(dtype)
+    arrays = [x]
+    if isinstance(plan, GatePlan):
+        arrays.append(mx.random.normal(shape, key=mx.random.key(8)).astype(dtype))
+    call = type(module).__call__
+
+    def original(*a: mx.array) -> mx.array:
+        return call(twin, *a, *_rest(plan))  # type: ignore[no-any-return]
+
+    def replaced(*a: mx.array) -> mx.array:
+        with prefer("zmlx"):
+            return plan.run(twin, call, *a, *_rest(plan))  # type: ignore[no-any-return]
+
+    wide = _isolated(_in_float32(module), plan)
+
+    def reference(*a: mx.array) -> mx.array:
+        return call(wide, *a, *_rest(plan))  # type: ignore[no-any-return]
+
+    _agree("output", [f(*a) for f, a in _with(original, replaced, reference, arrays)], dtype)
+    if training:
+        cotangent = mx.random.normal(original(*arrays).shape, key=mx.random.key(9))
+        gradients = [
+            mx.vjp(f, a, [cotangent.astype(a[0].dtype)])[1][0]
+            for f, a in _with(original, replaced, reference, arrays)
+        ]
+        _agree("gradient", gradients, dtype)
+
+
+def _with(
+    original: Callable[..., mx.array],
+    replaced: Callable[..., mx.array],
+    reference: Callable[..., mx.array],
+    arrays: list[mx.array],
+) -> list[tuple[Callable[..., mx.array], list[mx.array]]]:
+    wide = [a.astype(mx.float32) for a in arrays]
+    return [(original, arrays), (replaced, arrays), (reference, wide)]
+
+
+def _agree(what: str, results: list[mx.array], dtype: mx.Dtype) -> None:
+    original, replaced, reference = results
+    if original.shape != replaced.shape or original.dtype != replaced.dtype:
+        raise UnmatchedError(f"its {what} has another shape or dtype")
+    largest = mx.abs(reference).max()
+    own, ours = (mx.abs(r.astype(mx.float32) - reference).max() for r in (original, replaced))
+    if dtype == mx.float32:
+        bound = 256 * _EPS[dtype] * largest
+    else:
+        bound = 2 * own + 4 * _EPS[dtype] * largest
+    if not (ours <= bound).item():
+        raise UnmatchedError(
+            f"its {what} differs: {ours.item():.2g} off where {bound.item():.2g} is allowed"
+        )
+
+
+def _width(module: nn.Module, plan: Plan) -> int:
+    if isinstance(plan, MLPPlan):
+        return 8
+    return 16 if isinstance(plan, GatePlan) else plan.width
+
+
+def _rest(plan: Plan) -> tuple[Any, ...]:
+    return (None,) * plan.required if isinstance(plan, BlockPlan) else ()
+
+
+def _isolated(module: nn.Module, plan: Plan) -> Any:
+    """The module with stand-ins for the children that the plan calls as they are."""
+    stands: dict[str, nn.Module] = {}
+    if isinstance(plan, MLPPlan):
+        inner = 2 * plan.width if plan.unit == "packed" else plan.width
+        stands = {path: _Constant(inner, i) for i, path in enumerate(plan.inputs)}
+        stands[plan.output] = _Constant(inner if plan.unit != "packed" else plan.width, 99)
+    elif isinstance(plan, BlockPlan):
+        normed = {s.path for s in plan.steps if isinstance(s, AddNorm)}
+        called = [s.path for s in plan.steps if not isinstance(s, AddNorm) and hasattr(s, "path")]
+        for i, path in enumerate(called):
+            if path not in normed:
+                stands[path] = _Constant(plan.width, i)
+    if not stands:
+        return module
+    return _placed(module, stands)
+
+
+def _placed(module: Any, stands: dict[str, nn.Module]) -> Any:
+    """The module with these children, by path."""
+    here = {path: child for path, child in stands.items() if "." not in path}
+    below: dict[str, dict[str, nn.Module]] = {}
+    for path, child in stands.items():
+        key, _, rest = path.partition(".")
+        if rest:
+            below.setdefault(key, {})[rest] = child
+    if isinstance(module, (list, tuple)):
+        entries = [here.get(str(i), value) for i, value in enumerate(module)]
+        return [_placed(v, below[str(i)]) if str(i) in below else v for i, v in enumerate(entries)]
+    return shadow(module, {**here, **{k: _placed(module[k], v) for k, v in below.items()}})
+
+
+def _in_float32(module: nn.Module) -> nn.Module:
+    """The same module with its own vectors in float32; what stands in for children is not here."""
+
+    def wide(value: Any) -> Any:
+        if isinstance(value, mx.array):
+            return value.astype(mx.float32) if value.dtype in _EPS else value
+        if isinstance(value, nn.Module) and all(
+            isinstance(v, mx.array) and v.ndim <= 1 for v in value.values()
+        ):
+            return shadow(value, {k: wide(v) for k, v in value.items()})
+        return value
+
+    return shadow(module, {k: wide(v) for k, v in module.items()})  # type: ignore[no-any-return]

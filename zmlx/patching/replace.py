@@ -1,0 +1,171 @@
+"""Puts plans in place and takes them out again.
+
+A patched module is the same object with another class: a subclass of its own that runs the plan.
+Parameters, their names, frozen state, hooks and `isinstance` stay as they are. A module without
+parameters may be shared with other models (mlx-lm has activations as default arguments), so its
+parent gets a patched copy and keeps the original for `unpatch`.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..nn import functional as F
+from .plans import AttentionPlan, Plan
+from .probe import own_dtype
+from .wiring import shadow
+
+_ORIGINALS = "_zmlx_originals"
+_PLAN = "_zmlx_plan"
+
+
+def plan_of(module: nn.Module) -> Plan | None:
+    """The plan that a module runs, None if it is not patched."""
+    return vars(module).get(_PLAN) if hasattr(type(module), "_zmlx_class") else None
+
+
+def original_class(module: nn.Module) -> type[nn.Module]:
+    """The class that a module had before it was patched."""
+    return getattr(type(module), "_zmlx_class", type(module))
+
+
+def _extra_repr(self: Any) -> str:
+    shown = type(self)._zmlx_class._extra_repr(self)
+    plan = plan_of(self)
+    runs = f"{plan.op}={plan.runs(own_dtype(self)).runs}" if plan else "runs=mlx"
+    return f"{shown}, {runs}" if shown else runs
+
+
+def _call(self: Any, *arguments: Any, **keywords: Any) -> Any:
+    plan = plan_of(self)
+    original = type(self)._zmlx_class.__call__
+    if plan is None or not arguments:
+        return original(self, *arguments, **keywords)
+    return plan.run(self, original, *arguments, **keywords)
+
+
+@cache
+def _patched_class(cls: type[nn.Module], methods: tuple[str, ...]) -> type[nn.Module]:
+    """The subclass of cls whose modules run a plan, or whose methods run with our attention."""
+    fields: dict[str, Any] = {
+        "__doc__": cls.__doc__,
+        "__module__": cls.__module__,
+        "_zmlx_class": cls,
+        "_extra_repr": _extra_repr,
+    }
+    if methods:
+        fields.update((name, _with_our_attention(getattr(cls, name))) for name in methods)
+    else:
+        fields["__call__"] = _call
+    return type(cls.__name__, (cls,), fields)
+
+
+def _with_our_attention(function: types.FunctionType) -> types.FunctionType:
+    """The function with our attention under the name of mlx-lm's; all else that it refers to is
+    what it was when the class was patched."""
+    original = sys.modules["mlx_lm.models.base"].scaled_dot_product_attention
+    names = {
+        n: _attention if value is original else value for n, value in function.__globals__.items()
+    }
+    twin = types.FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )
+    twin.__kwdefaults__ = function.__kwdefaults__
+    twin.__doc__ = function.__doc__
+    return twin
+
+
+def _attention(
+    queries: mx.array,
+    keys: Any,
+    values: Any,
+    cache: Any,
+    scale: float,
+    mask: Any = None,
+    sinks: mx.array | None = None,
+) -> Any:
+    """mlx-lm's `scaled_dot_product_attention`; quantised caches go to the original."""
+    if hasattr(cache, "bits"):
+        original = sys.modules["mlx_lm.models.base"].scaled_dot_product_attention
+        return original(queries, keys, values, cache, scale, mask, sinks)
+    return F.attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+
+
+def put(module: nn.Module, plan: Plan) -> None:
+    """Makes a module run a plan."""
+    methods = plan.methods if isinstance(plan, AttentionPlan) else ()
+    object.__setattr__(module, _PLAN, plan)
+    module.__class__ = _patched_class(type(module), methods)
+
+
+Keys = tuple[str | int, ...]
+
+
+def _holder(parent: nn.Module, keys: Keys) -> Any:
+    """What holds an entry directly: the module, or a list or dict in it."""
+    found: Any = parent
+    for key in keys[:-1]:
+        found = found[key]
+    return found
+
+
+def put_copy(parent: nn.Module, keys: Keys, module: nn.Module, plan: Plan) -> nn.Module:
+    """Gives the parent a patched copy of a child that may be shared; returns the copy."""
+    twin = shadow(module, {})
+    put(twin, plan)
+    vars(parent).setdefault(_ORIGINALS, {})[keys] = module
+    holder = _holder(parent, keys)
+    if isinstance(holder, dict):
+        dict.__setitem__(holder, keys[-1], twin)
+    else:
+        holder[keys[-1]] = twin
+    return twin  # type: ignore[no-any-return]
+
+
+def restore(module: nn.Module) -> bool:
+    """Takes the plan out of a module, and gives it its shared children back; returns whether it had
+    a plan."""
+    for keys, original in vars(module).pop(_ORIGINALS, {}).items():
+        try:
+            holder = _holder(module, keys)
+            held = holder[keys[-1]]
+        except (KeyError, IndexError, TypeError):
+            continue
+        # Someone may have put another module there since, which is theirs.
+        if isinstance(held, nn.Module) and type(held) is not type(original):
+            if getattr(type(held), "_zmlx_class", None) is not type(original):
+                continue
+            if isinstance(holder, dict):
+                dict.__setitem__(holder, keys[-1], original)
+            else:
+                holder[keys[-1]] = original
+    if plan_of(module) is None:
+        return False
+    module.__class__ = original_class(module)
+    vars(module).pop(_PLAN)
+    return True
+
+
+def parents(model: nn.Module) -> Iterator[tuple[str, nn.Module, Keys, nn.Module]]:
+    """(path of the child, parent, its place there, child) for every child that can be replaced."""
+
+    def entries(value: Any, keys: Keys) -> Iterator[tuple[Keys, nn.Module]]:
+        if isinstance(value, nn.Module):
+            yield keys, value
+        elif isinstance(value, (list, dict)):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, inner in items:
+                yield from entries(inner, (*keys, key))
+
+    for path, module in model.named_modules():
+        for key, value in module.items():
+            for keys, child in entries(value, (key,)):
+                below = ".".join(map(str, keys))
+                yield (f"{path}.{below}" if path else below), module, keys, child

@@ -1,0 +1,171 @@
+"""What the patcher looks for, in plain MLX: norms, activations and gated units in the spellings
+that models use. A module is replaced only if its graph equals one of these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as mnn
+
+from ..nn import functional as F
+
+Function = Callable[..., mx.array]
+
+
+# ---- norms --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm over the last axis of x.
+
+    Attributes:
+        op: "rms_norm" or "layer_norm".
+        weight, bias: names of the parameters, or None.
+        offset: what is added to the weight: 1 in the Gemma family.
+        eps: the value, and the name of the attribute that holds it.
+        spelling: how the model writes it; see `_SPELLINGS`.
+    """
+
+    op: str
+    weight: str | None
+    bias: str | None
+    offset: float
+    eps: float
+    eps_name: str
+    spelling: str
+
+    def parameters(self, module: Any) -> tuple[mx.array | None, mx.array | None]:
+        """Weight and bias, as the kernels take them."""
+        weight = None if self.weight is None else module[self.weight]
+        if weight is not None and self.offset:
+            weight = self.offset + weight
+        return weight, None if self.bias is None else module[self.bias]
+
+    def in_mlx(self, x: mx.array, weight: mx.array | None, bias: mx.array | None) -> mx.array:
+        """The template, of the module's own parameters."""
+        if weight is not None and self.offset:
+            weight = self.offset + weight
+        return _SPELLINGS[self.spelling](self.op, x, weight, bias, self.eps)
+
+
+def _fast(op: str, x: mx.array, w: Any, b: Any, eps: float) -> mx.array:
+    if op == "rms_norm":
+        return mx.fast.rms_norm(x, w, eps)
+    return mx.fast.layer_norm(x, w, b, eps)
+
+
+def _fast_float32(op: str, x: mx.array, w: Any, b: Any, eps: float) -> mx.array:
+    w = None if w is None else w.astype(mx.float32)
+    b = None if b is None else b.astype(mx.float32)
+    return _fast(op, x.astype(mx.float32), w, b, eps).astype(x.dtype)
+
+
+def _weight_after(op: str, x: mx.array, w: Any, b: Any, eps: float) -> mx.array:
+    y = _fast(op, x, None, None, eps)
+    y = y if w is None else w * y
+    return y if b is None else y + b
+
+
+def _by_hand(op: str, x: mx.array, w: Any, b: Any, eps: float) -> mx.array:
+    y = x.astype(mx.float32)
+    if op == "layer_norm":
+        y = y - y.mean(axis=-1, keepdims=True)
+    y = (y * mx.rsqrt(y.square().mean(axis=-1, keepdims=True) + eps)).astype(x.dtype)
+    y = y if w is None else w * y
+    return y if b is None else y + b
+
+
+def _by_hand_in_dtype(op: str, x: mx.array, w: Any, b: Any, eps: float) -> mx.array:
+    y = x - x.mean(axis=-1, keepdims=True) if op == "layer_norm" else x
+    y = y * mx.rsqrt(y.square().mean(axis=-1, keepdims=True) + eps)
+    y = y if w is None else w * y
+    return y if b is None else y + b
+
+
+_SPELLINGS: dict[str, Callable[..., mx.array]] = {
+    "mx.fast": _fast,
+    "mx.fast in float32": _fast_float32,
+    "mx.fast, weight after": _weight_after,
+    "by hand in float32": _by_hand,
+    "by hand": _by_hand_in_dtype,
+}
+
+
+def norms(module: mnn.Module) -> Iterator[Norm]:
+    """The norms that a module with these attributes might be."""
+    vectors = [k for k, v in module.items() if isinstance(v, mx.array) and v.ndim == 1]
+    numbers = {
+        k: v for k, v in vars(module).items() if isinstance(v, float) and 0 <= v < 1
+    }  # fmt: skip
+    weights: list[tuple[str | None, str | None]] = [(None, None)]
+    if len(vectors) == 1:
+        weights = [(vectors[0], None)]
+    elif len(vectors) == 2:
+        weights = [(vectors[0], vectors[1]), (vectors[1], vectors[0])]
+    for weight, bias in weights:
+        for eps_name, eps in (numbers or {"": 1e-5}).items():
+            for op in ("rms_norm", "layer_norm") if bias is None else ("layer_norm",):
+                for offset in (0.0, 1.0) if weight else (0.0,):
+                    for spelling in _SPELLINGS:
+                        yield Norm(op, weight, bias, offset, eps, eps_name, spelling)
+
+
+# ---- activations and gated units ----------------------------------------------------------------
+
+#: Ops of one array and what they are in MLX; where models differ, several spellings.
+ACTIVATIONS: tuple[tuple[str, Function], ...] = (
+    *((name, getattr(mnn, name)) for name in F.ACTIVATIONS),
+    ("relu2", lambda x: mnn.relu(x) * mnn.relu(x)),
+    ("relu2", lambda x: mnn.relu(x) ** 2),
+)
+
+
+def _precise(unit: Function) -> Function:
+    return lambda g, u: unit(g.astype(mx.float32), u.astype(mx.float32)).astype(u.dtype)
+
+
+#: Gated units of gate and up.
+GATED: tuple[tuple[str, Function], ...] = (
+    *F.GATED_IN_MLX.items(),
+    *((name, _precise(unit)) for name, unit in F.GATED_IN_MLX.items() if name != "swiglu_clamped"),
+    ("swiglu", lambda g, u: g * (mx.sigmoid(g) * u)),
+    ("geglu_tanh", lambda g, u: (mnn.gelu_approx(g) * u).astype(g.dtype)),
+)
+
+
+def _halves(x: mx.array) -> tuple[mx.array, mx.array]:
+    a, b = mx.split(x, 2, axis=-1)
+    return a, b
+
+
+def _slices(x: mx.array) -> tuple[mx.array, mx.array]:
+    half = x.shape[-1] // 2
+    return x[..., :half], x[..., half:]
+
+
+#: How models take the two halves of a packed projection.
+PACKINGS: tuple[Callable[[mx.array], tuple[mx.array, mx.array]], ...] = (_halves, _slices)
+
+
+@lru_cache(maxsize=1)
+def packed() -> tuple[tuple[str, bool, Function], ...]:
+    """Gated units of one array: (op, whether the gate is the first half, in MLX)."""
+
+    def unit(f: Function, take: Any, first: bool) -> Function:
+        def packed_unit(x: mx.array) -> mx.array:
+            a, b = take(x)
+            return f(a, b) if first else f(b, a)
+
+        return packed_unit
+
+    return tuple(
+        (op, first, unit(f, take, first))
+        for op, f in GATED
+        for take in PACKINGS
+        for first in (True, False)
+    )

@@ -1,0 +1,252 @@
+"""How a module's call wires its children together, found by tracing it with stand-ins for them.
+
+The trace computes nothing: it yields, for every call of a child, the expressions that the child
+gets, and the expression that the module returns. Arguments other than the first array (masks,
+caches) are opaque tokens; a module that looks into one cannot be captured, one that hands it on to
+a child can.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from .capture import Graphs
+
+
+class UnmatchedError(Exception):
+    """Why a module is left alone."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """An argument of the module's call that is handed on as it is."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a child: its path, the method, and what it gets: numbers of expressions (as
+    `int`), `Given`, or plain values wrapped in a tuple."""
+
+    path: str
+    method: str
+    arguments: tuple[Any, ...]
+    keywords: tuple[tuple[str, Any], ...]
+
+
+@dataclass
+class Wiring:
+    """Calls in their order, and what the module returns. Input 0 is the module's array, input
+    i + 1 is what call i returned."""
+
+    calls: list[Call]
+    result: int
+    shapes: list[tuple[tuple[int, ...], mx.Dtype]] = field(default_factory=list)
+
+    def structure(self) -> Any:
+        """What has to be equal for two wirings to be the same program."""
+        return tuple(self.calls), self.result
+
+
+def parameters_of_call(module: nn.Module) -> list[inspect.Parameter]:
+    """The parameters of the module's call after self; raises where they are not all named."""
+    call = type(module).__call__
+    parameters = list(inspect.signature(call).parameters.values())[1:]
+    for p in parameters:
+        if p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+            raise UnmatchedError("its call takes any arguments")
+    if not parameters or parameters[0].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        raise UnmatchedError("its call takes no array")
+    return parameters
+
+
+def shadow(module: nn.Module, entries: Mapping[str, Any]) -> Any:
+    """A module of the same class with the same attributes, but these entries."""
+    twin = type(module).__new__(type(module))
+    twin.__dict__.update(module.__dict__)
+    dict.update(twin, module)
+    dict.update(twin, entries)
+    return twin
+
+
+def is_opaque(module: nn.Module) -> bool:
+    """Whether a child is a stand-in in a trace: not an activation, which has no parameters."""
+    return bool(tree_flatten(dict(module)))
+
+
+def child_of(module: Any, path: str) -> Any:
+    """The module at a path."""
+    for key in path.split("."):
+        module = module[int(key)] if isinstance(module, (list, tuple)) else getattr(module, key)
+    return module
+
+
+class Stand:
+    """Stands for a child: its calls go to `record`; what is no array can be read from it."""
+
+    def __init__(self, module: nn.Module, path: str, record: Callable[..., Any]) -> None:
+        self.__dict__.update(_module=module, _path=path, _record=record)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """The child's call."""
+        return self._record(self._path, "__call__", self._module, arguments, keywords)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._module, name)
+        path = f"{self._path}.{name}"
+        if isinstance(value, nn.Module):
+            return Stand(value, path, self._record)
+        if inspect.ismethod(value):
+            return lambda *a, **k: self._record(self._path, name, self._module, a, k)
+        if isinstance(value, (bool, int, float, str, type(None))):
+            return value
+        raise UnmatchedError(f"its call reads {path}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise UnmatchedError(f"its call sets {self._path}.{name}")
+
+
+def stands(module: nn.Module, record: Callable[..., Any]) -> dict[str, Any]:
+    """Entries for `shadow` with a stand-in for every opaque child."""
+
+    def convert(value: Any, path: str) -> Any:
+        if isinstance(value, nn.Module):
+            return Stand(value, path, record) if is_opaque(value) else value
+        if isinstance(value, list):
+            return [convert(v, f"{path}.{i}") for i, v in enumerate(value)]
+        if isinstance(value, tuple):
+            return tuple(convert(v, f"{path}.{i}") for i, v in enumerate(value))
+        if isinstance(value, dict):
+            return {k: convert(v, f"{path}.{k}") for k, v in value.items()}
+        return value
+
+    return {key: convert(value, key) for key, value in module.items()}
+
+
+def _shapes(
+    module: nn.Module, x: mx.array, arguments: Mapping[str, Any]
+) -> list[tuple[tuple[int, ...], mx.Dtype]]:
+    """Shapes and dtypes of what the children return, in order; nothing is computed."""
+    found: list[tuple[tuple[int, ...], mx.Dtype]] = []
+
+    def record(path: str, method: str, child: Any, a: Any, k: Any) -> Any:
+        y = getattr(child, method)(*a, **k)
+        if not isinstance(y, mx.array):
+            raise UnmatchedError(f"{path} does not return one array")
+        found.append((tuple(y.shape), y.dtype))
+        return y
+
+    twin = shadow(module, stands(module, record))
+    type(module).__call__(twin, x, **arguments)
+    return found
+
+
+def wiring(graphs: Graphs, module: nn.Module, x: mx.array) -> Wiring:
+    """The wiring of the module's call on an array like x."""
+    others = parameters_of_call(module)[1:]
+    required = [p for p in others if p.default is p.empty]
+    shapes = _shapes(module, x, {p.name: None for p in required})
+    found: list[Wiring] = []
+    tokens = {p.name: Given(p.name) for p in others}
+    for given in (tokens, dict.fromkeys(tokens)) if tokens else (tokens,):
+        found.append(_trace(graphs, module, x, given, shapes))
+    if len(found) == 2 and _without_tokens(found[0]) != found[1].structure():
+        raise UnmatchedError("what it computes depends on which arguments it gets")
+    return found[0]
+
+
+def _trace(
+    graphs: Graphs,
+    module: nn.Module,
+    x: mx.array,
+    given: Mapping[str, Any],
+    shapes: Sequence[tuple[tuple[int, ...], mx.Dtype]],
+) -> Wiring:
+    pending: list[tuple[str, str, Any, Any]] = []
+
+    def traced(x: mx.array, *outputs: mx.array) -> list[mx.array]:
+        arrays: list[mx.array] = []
+
+        def argument(value: Any, path: str) -> Any:
+            if isinstance(value, mx.array):
+                arrays.append(value)
+                return len(arrays) - 1
+            if isinstance(value, Given):
+                return value
+            if value is None or isinstance(value, (bool, int, float, str)):
+                return (value,)
+            raise UnmatchedError(f"{path} gets a {type(value).__name__}")
+
+        def record(path: str, method: str, child: Any, a: Any, k: Any) -> Any:
+            pending.append(
+                (
+                    path,
+                    method,
+                    tuple(argument(v, path) for v in a),
+                    tuple((n, argument(v, path)) for n, v in k.items()),
+                )
+            )
+            if len(pending) > len(outputs):
+                raise UnmatchedError("its calls depend on its arguments")
+            return outputs[len(pending) - 1]
+
+        result = type(module).__call__(shadow(module, stands(module, record)), x, **given)
+        if not isinstance(result, mx.array):
+            raise UnmatchedError("it does not return one array")
+        return [*arrays, result]
+
+    inputs = [x, *(mx.zeros(shape, dtype) for shape, dtype in shapes)]
+    *arrays, result = graphs.capture(traced, inputs)
+    if len(pending) != len(shapes):
+        raise UnmatchedError("its calls depend on its arguments")
+
+    def resolved(value: Any) -> Any:
+        return arrays[value] if isinstance(value, int) else value
+
+    calls = [
+        Call(p, m, tuple(resolved(v) for v in a), tuple((n, resolved(v)) for n, v in k))
+        for p, m, a, k in pending
+    ]
+    return Wiring(calls, result, list(shapes))
+
+
+def _without_tokens(found: Wiring) -> Any:
+    def plain(value: Any) -> Any:
+        return (None,) if isinstance(value, Given) else value
+
+    calls = tuple(
+        Call(c.path, c.method, tuple(map(plain, c.arguments)),
+             tuple((n, plain(v)) for n, v in c.keywords))
+        for c in found.calls
+    )  # fmt: skip
+    return calls, found.result
+
+
+def widths(module: nn.Module) -> Iterator[int]:
+    """Sizes that the last axis of the module's array may have, from its children's parameters."""
+    seen = set()
+    for _, child in module.named_modules():
+        for width in _inputs(child):
+            if width not in seen:
+                seen.add(width)
+                yield width
+
+
+def _inputs(child: nn.Module) -> Iterator[int]:
+    weight = child.get("weight")
+    if not isinstance(weight, mx.array):
+        return
+    if weight.ndim == 1:
+        yield weight.shape[0]
+    elif "scales" in child:
+        yield weight.shape[-1] * 32 // getattr(child, "bits", 4)
+    else:
+        yield weight.shape[-1]
