@@ -166,7 +166,11 @@ def test_only_and_exclude_choose_by_kind_and_path():
     model = build("llama")
     assert set(zmlx.patch(model, only="norm").kinds()) == {"norm"}
     zmlx.unpatch(model)
-    assert set(zmlx.patch(model, exclude=["norm", "residual_norm"]).kinds()) == {"mlp", "rope", "attention"}
+    assert set(zmlx.patch(model, exclude=["norm", "residual_norm"]).kinds()) == {
+        "mlp",
+        "rope",
+        "attention",
+    }
     zmlx.unpatch(model)
     report = zmlx.patch(model, only="model.layers.1")
     assert report.replaced

@@ -89,9 +89,6 @@ fn turn(context: *Context, x: Array, options: Options, direction: f32) Error!Arr
     const block: u32 = if (least == 1) 1 else @max(1, @min(128, 8192 / half));
     const run = @min(block, @max(least, ceil(batches * steps, RUNS)));
     const blocks = ceil(batches * steps, run);
-    // Heads that use what was read of the table at once, more where their rows are short.
-    const narrow = cpu and x.dtype() != .float32;
-    const together: u32 = if (narrow and heads % 4 == 0) 4 else if (heads % 2 == 0) 2 else 1;
     // As few threads as fill a GPU: a thread that has more heads computes fewer cosines.
     const share = if (cpu) heads else 4;
     const group = if (cpu) 1 else @min(256 / lanes, @max(blocks, 1));
@@ -131,7 +128,7 @@ fn turn(context: *Context, x: Array, options: Options, direction: f32) Error!Arr
         .template = &.{
             .{ .name = "T", .value = .{ .dtype = x.dtype() } },
             .{ .name = "D", .value = .{ .int = @intCast(d) } },
-            .{ .name = "TOGETHER", .value = .{ .int = @intCast(together) } },
+            .{ .name = "TOGETHER", .value = .{ .int = if (heads % 2 == 0) 2 else 1 } },
             .{ .name = "HALF", .value = .{ .int = @intCast(half) } },
             .{ .name = "PAIRS", .value = .{ .int = @intCast(ceil(half, lanes)) } },
             .{ .name = "LANES", .value = .{ .int = @intCast(lanes) } },
