@@ -51,6 +51,8 @@ class Lanes:
 #: The least number of lanes that fills the widest registers, and the most whose accumulators stay
 #: in the nearest cache.
 _LEAST, _MOST = 32, 1024
+#: Fewer threads than this leave processors idle.
+_FEW = 8
 
 
 def lanes_of(grouping: Grouping, shape: tuple[int, ...]) -> Lanes:
@@ -74,6 +76,8 @@ def lanes_of(grouping: Grouping, shape: tuple[int, ...]) -> Lanes:
     if run >= _MOST // 4:
         return Lanes(_LEAST, _LEAST, _LEAST, groups, positions, run, channels)
     together = min(groups, _MOST // run)
+    if shape[0] * -(-groups // together) < _FEW:
+        together = min(groups, -(-2 * _LEAST // run))
     lanes = together * run
     return Lanes(lanes, lanes, run, -(-groups // together), positions, lanes, channels)
 
