@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from math import prod
+from math import gcd, prod
 
 import mlx.core as mx
 
@@ -51,6 +51,8 @@ class Lanes:
 #: The least number of lanes that fills the widest registers, and the most whose accumulators stay
 #: in the nearest cache.
 _LEAST, _MOST = 32, 1024
+#: Elements of a wide register.
+_REGISTER = 16
 #: Fewer threads than this leave processors idle.
 _FEW = 8
 
@@ -77,7 +79,9 @@ def lanes_of(grouping: Grouping, shape: tuple[int, ...]) -> Lanes:
         return Lanes(_LEAST, _LEAST, _LEAST, groups, positions, run, channels)
     together = min(groups, _MOST // run)
     if shape[0] * -(-groups // together) < _FEW:
-        together = min(groups, -(-2 * _LEAST // run))
+        # Whole registers, where there are as many groups.
+        unit = _REGISTER // gcd(_REGISTER, run)
+        together = min(together, unit * -(-2 * _LEAST // (unit * run)))
     lanes = together * run
     return Lanes(lanes, lanes, run, -(-groups // together), positions, lanes, channels)
 
