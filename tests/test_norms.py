@@ -5,6 +5,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
+import zmlx
 from zmlx import launch
 from zmlx.kernels import (
     add_layer_norm,
@@ -245,3 +246,80 @@ def test_group_norm_needs_groups_that_divide_the_channels(groups):
 def test_group_norm_needs_a_batch_axis():
     with pytest.raises(ValueError, match=r"\[group_norm\] 'x' must .* but got"):
         group_norm(normal(12), 3)
+
+
+#: Shapes and groups by how a thread walks over them: few channels; groups of every n-th channel,
+#: few and so many that samples are cut into blocks; long groups of neighbours, short ones, and ones
+#: of few samples. A last block that is not full, and tails of rows.
+WALKS = (
+    ((3, 7, 12), 3),
+    ((3, 1, 12), 4),
+    ((3, 7, 100), 4),
+    ((2, 3, 288), 96),
+    ((2, 2, 2200), 1100),
+    ((2, 5, 600), 2),
+    ((9, 4, 160), 8),
+    ((2, 3, 2100), 100),
+)
+
+
+@pytest.mark.parametrize("geometry", ["cpu", "gpu"])
+@pytest.mark.parametrize("pytorch", [False, True])
+@pytest.mark.parametrize("shape, groups", WALKS)
+def test_group_norm_walks_over_any_shape(shape, groups, pytorch, geometry):
+    x, dy = 2 * normal(*shape) + 1, normal(*shape, seed=1)
+    weight, bias = normal(shape[-1], seed=2), normal(shape[-1], seed=3)
+
+    def run(*arrays):
+        some = {"pytorch_compatible": pytorch}
+        y, gradients = mx.vjp(lambda *a: group_norm(a[0], groups, *a[1:], **some), arrays, (dy,))
+        return *y, *gradients
+
+    with zmlx.target("reference"):
+        want = run(x, weight, bias)
+    with launch.geometry(geometry):
+        got = run(x, weight, bias)
+    for a, b in zip(got, want, strict=True):
+        scale = np.abs(np.array(b)).max()
+        np.testing.assert_allclose(np.array(a) / scale, np.array(b) / scale, atol=2e-6)
+
+
+@pytest.mark.parametrize("geometry", ["cpu", "gpu"])
+@pytest.mark.parametrize("pytorch", [False, True])
+def test_group_norm_of_a_mean_far_from_zero_costs_no_digits(pytorch, geometry):
+    x = mx.array(1e4 + np.random.default_rng(1).standard_normal((2, 128, 96)), dtype=mx.float32)
+    want = numpy_group_norm(to_numpy(x), 6, pytorch)
+    with launch.geometry(geometry):
+        got = to_numpy(group_norm(x, 6, pytorch_compatible=pytorch))
+    np.testing.assert_allclose(got, want, atol=3e-6)
+
+
+@pytest.mark.parametrize("geometry", ["cpu", "gpu"])
+def test_group_norm_of_a_constant_gives_the_bias_and_no_gradient(geometry):
+    x, bias = mx.full((3, 5, 96), 1234.567), normal(96)
+    with launch.geometry(geometry):
+        y = group_norm(x, 4, None, bias)
+        dx = mx.grad(lambda x: (group_norm(x, 4) ** 2).sum())(x)
+    assert mx.array_equal(y, mx.broadcast_to(bias, x.shape))
+    assert not np.array(dx).any()
+
+
+def test_group_norm_of_nothing():
+    for shape in ((0, 3, 8), (2, 0, 8)):
+        y, gradients = mx.vjp(
+            lambda *a: group_norm(a[0], 4, *a[1:]),
+            (mx.zeros(shape), normal(8), normal(8)),
+            (mx.zeros(shape),),
+        )
+        assert y[0].shape == shape
+        assert not any(np.array(g).any() for g in gradients)
+
+
+def test_group_norm_compiles_nothing_for_a_new_length_or_eps():
+    x = normal(16, 40, 96)
+    mx.eval(group_norm(x, 4))
+    before = zmlx.metal.statistics()["compiles"] + zmlx.metal.statistics()["cache_hits"]
+    for positions in (1, 7, 39):
+        mx.eval(group_norm(x[:, :positions], 4, eps=0.1 * positions))
+    after = zmlx.metal.statistics()["compiles"] + zmlx.metal.statistics()["cache_hits"]
+    assert after == before

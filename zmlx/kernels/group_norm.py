@@ -5,25 +5,32 @@
 Mean and variance are those of a sample's group: all positions, and the channels c with the same
 c mod num_groups, as `mlx.nn.GroupNorm`, or the same c div (C / num_groups), as PyTorch.
 
-Bytes: where the elements of a group lie together (no positions, or one group) the statistics are
-one launch of `layer_norm`; else the array is transposed before it and after it, which moves it two
-more times each way. Weight and bias are one more launch.
+Bytes: the forward reads x and writes y, the backward reads x and dy and writes dx, while a sample
+fits in a cache; else a sample is read twice more, and x and dy once more. Kept for the backward are
+the mean and rstd of each group of a sample. The gradients of weight and bias come with that of x on
+the CPU; on a GPU they are one more launch.
 """
 
 from __future__ import annotations
 
-from functools import update_wrapper
-from math import prod
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, update_wrapper
 from operator import index
 from typing import Any
 
 import mlx.core as mx
 
+from .. import launch
 from ..arguments import Argument, check
-from ..autograd import nary_from_expr
+from ..autograd import sum_chunks
+from ..body import BodyKernel
+from ..metal import scalar
 from ..registry import COUNTS_ELEMENTS, Case, Op, Option, register
-from ..targets import cpu
-from .norms import layer_norm
+from ..transforms import Arrays
+from . import group_norm_lanes as lanes
+from . import group_norm_threads as threads
+from .group_norm_plain import Grouping, normed_and_statistics
 
 
 def group_norm_reference(
@@ -49,40 +56,61 @@ def group_norm_reference(
     return y if bias is None else y + bias
 
 
-def _group_norm_of_any_shape(x: mx.array, groups: int, eps: float, pytorch_compatible: bool) -> Any:
-    """The normed array without a reshape, which a shapeless compile cannot take: channels find
-    those of their group in a table of which share one."""
-    positions = tuple(range(1, x.ndim - 1))
-    one = x.sum(axis=positions, keepdims=True) if positions else x
-    ones = mx.stop_gradient(((one == one) | True).astype(mx.int32))
-    channel = mx.cumsum(ones, axis=-1, inclusive=False)
-    channels = ones.sum(axis=-1, keepdims=True)
-    group = channel // (channels // groups) if pytorch_compatible else channel % groups
-    shared = mx.expand_dims(group, -1) == mx.expand_dims(group, -2)
-
-    def mean(v: mx.array) -> mx.array:
-        v = v.mean(axis=positions, keepdims=True) if positions else v
-        return mx.where(shared, mx.expand_dims(v, -2), 0).sum(axis=-1) * groups / channels
-
-    centred = x.astype(mx.float32)
-    centred = centred - mean(centred)
-    return (centred * mx.rsqrt(mean(centred * centred) + eps)).astype(x.dtype)
-
-
 _ARGUMENTS = (
     Argument("x"),
     Argument("weight", "(D,)", optional=True),
     Argument("bias", "(D,)", optional=True),
 )
 
-_AFFINE = {
-    names: nary_from_expr(expression, ("normed", *names), name="group_norm_affine")
-    for names, expression in {
-        ("weight",): "normed * weight",
-        ("bias",): "normed + bias",
-        ("weight", "bias"): "normed * weight + bias",
-    }.items()
-}
+
+# ---- kernels ------------------------------------------------------------------------------------
+
+
+def _on_cpu() -> bool:
+    return launch.is_cpu(launch.settings())
+
+
+@cache
+def _forward(grouping: Grouping, cpu: bool) -> BodyKernel:
+    def vjp(
+        primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Sequence[int]
+    ) -> Sequence[mx.array | None]:
+        return _gradients(grouping, primals, cotangents, outputs, wanted)
+
+    return lanes.forward(grouping, vjp) if cpu else threads.forward(grouping, vjp)
+
+
+def _tuple(outputs: mx.array | Arrays) -> Arrays:
+    return (outputs,) if isinstance(outputs, mx.array) else tuple(outputs)
+
+
+def _gradients(
+    grouping: Grouping,
+    primals: Arrays,
+    cotangents: Arrays,
+    outputs: Arrays,
+    wanted: Sequence[int],
+) -> Sequence[mx.array | None]:
+    x, statistics = primals[0], outputs[1:]
+    weight = primals[1 : 1 + grouping.weighted]
+    dy, dmean, _, drstd = cotangents
+    names = [n for i, n in enumerate(grouping.parameters) if i + 1 in wanted]
+    some = replace(grouping, summed=tuple(names))
+    found: dict[str, mx.array] = {}
+    arrays = (*statistics, dy)
+    if _on_cpu():
+        dx, *sums = _tuple(lanes.backward(some)(x, *weight, *arrays, dmean, drstd))
+        found["x"] = dx
+    else:
+        if 0 in wanted:
+            found["x"] = threads.x_backward(grouping)(x, *weight, *arrays, dmean, drstd)
+        sums = list(_tuple(threads.parameter_backward(some)(x, *arrays))) if names else []
+    for n, partial in zip(names, sums, strict=True):
+        found[n] = sum_chunks(partial, primals[1 + grouping.parameters.index(n)])
+    return [found.get(n) for n in ("x", *grouping.parameters, "eps")]
+
+
+# ---- op -----------------------------------------------------------------------------------------
 
 
 def group_norm(
@@ -122,27 +150,12 @@ def group_norm(
         raise ValueError(
             f"[group_norm] 'num_groups' must divide {x.shape[-1]} channels but got {groups}."
         )
-    dynamic = cpu.maybe_tracing((x,)) == cpu.DYNAMIC
-    y = (_group_norm_of_any_shape if dynamic else _normed)(x, groups, eps, pytorch_compatible)
-    given = {n: a for n, a in (("weight", weight), ("bias", bias)) if a is not None}
-    return _AFFINE[tuple(given)](y, *given.values()) if given else y
-
-
-def _normed(x: mx.array, groups: int, eps: float, pytorch_compatible: bool) -> mx.array:
-    batch, *middle, channels = x.shape
-    positions, width = prod(middle), channels // groups
-    if groups == 1:
-        return layer_norm(x.reshape(batch, -1), eps=eps).reshape(x.shape)
-    if pytorch_compatible:
-        parts = x.reshape(batch, positions, groups, width)
-        order = (0, 2, 1, 3)
-    else:
-        parts = x.reshape(batch, positions, width, groups)
-        order = (0, 3, 1, 2)
-    rows = parts.transpose(order)
-    y = layer_norm(rows.reshape(batch, groups, -1), eps=eps).reshape(rows.shape)
-    back = tuple(order.index(axis) for axis in range(4))
-    return y.transpose(back).reshape(x.shape)
+    grouping = Grouping(groups, not pytorch_compatible, weight is not None, bias is not None)
+    given = tuple(a for a in (weight, bias) if a is not None)
+    arrays = (x, *given, scalar(eps))
+    if not x.size:
+        return normed_and_statistics(grouping, *arrays)[0]
+    return _forward(grouping, _on_cpu())(*arrays)[0]  # type: ignore[no-any-return]
 
 
 def _keywords(
@@ -184,6 +197,9 @@ register(
             Case((9, 3), {"D": 514}, "several simdgroups and a tail"),
             Case((2, 33), {"D": 64}, "more positions than channels in a group"),
             Case((4,), {"D": 40}, "no positions"),
+            Case((2, 3), {"D": 288}, "more groups than lanes", {"num_groups": 96}),
+            Case((9, 3), {"D": 160}, "short runs", {"num_groups": 32, "pytorch_compatible": True}),
+            Case((2, 3), {"D": 520}, "long runs", {"num_groups": 2, "pytorch_compatible": True}),
         ),
         long_cases=(Case((2, 20001), {"D": 4}, "a group longer than a row that is kept"),),
         benchmarks=(Case((64, 256), {"D": 1024}), Case((4096,), {"D": 4096})),
