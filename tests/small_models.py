@@ -170,7 +170,7 @@ LEFT_OUT = {
     "muse_spark": "its configuration is not described here yet",
     "nemotron-nas": "its configuration is a list of blocks, not described here yet",
     "olmo": "needs a package that is not installed (ai2-olmo)",
-    "phi3small": "with these sizes the process crashes; not explained yet",
+    "phi3small": "with these sizes plain MLX, without zmlx, corrupts memory",
     "prism_hadamard_qwen35": "takes packed weights only",
     "talkie": "its logits of random weights are NaN",
 }
