@@ -258,10 +258,13 @@ def fold_rows(chosen: Settings, items: int, d: int) -> Geometry:
     return rowwise(chosen, items, d, capped=False)
 
 
-def scan_rows(chosen: Settings, items: int, d: int) -> Geometry:
-    """As `fold_rows`; on the CPU the longest block of elements that is not mostly past the end."""
+def scan_rows(chosen: Settings, items: int, d: int, *, reverse: bool = False) -> Geometry:
+    """As `fold_rows`; on the CPU the longest block of elements that is not mostly past the end. A
+    reversed block is a single run: g++ does not vectorise several."""
     if _is_cpu(chosen):
-        u = next((u for u in _SCAN_BLOCKS if 8 * (-d % u) <= d), _SCAN_BLOCKS[-1])
+        shortest = _SCAN_BLOCKS[-1]
+        fitting = (u for u in _SCAN_BLOCKS if 8 * (-d % u) <= d)
+        u = shortest if reverse else next(fitting, shortest)
         c = _pick(chosen, TPR=1, RPG=1, U=u)
         x, y = _groups(-(-items // c["RPG"]))
         threads = c["TPR"] * c["RPG"]

@@ -165,22 +165,23 @@ class Scan(Pattern):
         body.close()
         self._runs(body)
         self._lanes(body)
+        self._join_runs(body)
         self._row_outputs(body)
         for name in types:
-            body.add(f"{name}_carry = {name}_after;")
+            body.add(f"{name}_carry = TPR > 1 ? {name}_after : {name}_before;")
         body.close()
 
     def _runs(self, body: Body) -> None:
-        """The elements of a thread: runs of neighbours, which do not wait for each other, and then
-        what is before each run. `total`: the state of them all."""
+        """The elements of a thread: runs of neighbours, which do not wait for each other."""
         monoid, types = self.monoid, self._types
-        body.add(f"const uint run_ = U % {_RUN} == 0 ? {_RUN} : U;")
+        # Signed, since an index that may wrap keeps the loops from vectorising.
+        body.add(f"const int run_ = U % {_RUN} == 0 ? {_RUN} : U;")
         for name, type_ in types.items():
-            body.add(f"{type_} {name}_run[U / run_];")
-        body.open("for (uint r_ = 0; r_ < U / run_; ++r_)")
+            body.add(f"{type_} {name}_run[U % {_RUN} == 0 ? U / {_RUN} : 1];")
+        body.open("for (int r_ = 0; r_ < int(U) / run_; ++r_)")
         self._start(body, lambda n: n)
-        body.open("for (uint q_ = 0; q_ < run_; ++q_)")
-        body.add(f"const uint k_ = r_ * run_ + {'run_ - 1 - q_' if self.reverse else 'q_'};")
+        body.open("for (int q_ = 0; q_ < run_; ++q_)")
+        body.add(f"const int k_ = r_ * run_ + {'run_ - 1 - q_' if self.reverse else 'q_'};")
         stores = [f"{name}_part[k_] = {name};" for name in types]
         if self.exclusive:
             body.add(*stores)
@@ -192,21 +193,22 @@ class Scan(Pattern):
         for name in types:
             body.add(f"{name}_run[r_] = {name};")
         body.close()
-        end = "U / run_ - 1" if self.reverse else "0"
+
+    def _join_runs(self, body: Body) -> None:
+        """Takes `before`, and then each run, into the elements that follow."""
+        monoid, types = self.monoid, self._types
+        before = names_of(monoid, lambda n: f"{n}_before")
+        body.open("for (int r_ = 0; r_ < int(U) / run_; ++r_)")
+        body.add(f"const int front_ = {'int(U) / run_ - 1 - r_' if self.reverse else 'r_'};")
+        body.open("for (int u_ = 0; u_ < run_; ++u_)")
         for name, type_ in types.items():
-            body.add(f"{type_} {name}_total = {name}_run[{end}];")
-        total = names_of(monoid, lambda n: f"{n}_total")
-        body.open("for (uint r_ = 1; r_ < U / run_; ++r_)")
-        body.add(f"const uint front_ = {'U / run_ - 1 - r_' if self.reverse else 'r_'};")
-        body.open("for (uint u_ = 0; u_ < run_; ++u_)")
-        for name, type_ in types.items():
-            body.add(f"{type_} {name} = {name}_total;")
+            body.add(f"{type_} {name} = {name}_before;")
         part = names_of(monoid, lambda n: f"{n}_part[front_ * run_ + u_]")
-        add_merge(body, monoid, own, part)
+        add_merge(body, monoid, names_of(monoid, lambda n: n), part)
         for name in types:
             body.add(f"{part[name]} = {name};")
         body.close()
-        add_merge(body, monoid, total, names_of(monoid, lambda n: f"{n}_run[front_]"))
+        add_merge(body, monoid, before, names_of(monoid, lambda n: f"{n}_run[front_]"))
         body.close()
 
     def _lanes(self, body: Body) -> None:
@@ -218,8 +220,14 @@ class Scan(Pattern):
             body.add(f"{type_} {name}_after = {name}_carry;")
         before = names_of(monoid, lambda n: f"{n}_before")
         after = names_of(monoid, lambda n: f"{n}_after")
-        add_merge(body, monoid, after, total)
         body.open("if (TPR > 1)")
+        end = "int(U) / run_ - 1" if self.reverse else "0"
+        for name, type_ in types.items():
+            body.add(f"{type_} {name}_total = {name}_run[{end}];")
+        body.open("for (int r_ = 1; r_ < int(U) / run_; ++r_)")
+        body.add(f"const int front_ = {'int(U) / run_ - 1 - r_' if self.reverse else 'r_'};")
+        add_merge(body, monoid, total, names_of(monoid, lambda n: f"{n}_run[front_]"))
+        body.close()
         # An inclusive scan of the totals over the lanes of a simdgroup that share a row.
         body.add("const uint place_ = lane_ % 32;")
         body.open("for (ushort step_ = 1; step_ < (TPR < 32 ? TPR : 32); step_ *= 2)")
@@ -270,9 +278,7 @@ class Scan(Pattern):
         for loop in ("u_ < U", "u_ < U && i_ + u_ < stop_"):
             body.open(f"for (uint u_ = 0; {loop}; ++u_)")
             for name, type_ in types.items():
-                body.add(f"{type_} {name} = {name}_before;")
-            own = names_of(self.monoid, lambda n: n)
-            add_merge(body, self.monoid, own, names_of(self.monoid, lambda n: f"{n}_part[u_]"))
+                body.add(f"const {type_} {name} = {name}_part[u_];")
             for name in self.others:
                 body.add(f"const {self.type} {name} = {self.type}({name}_in_step[u_]);")
             for y in self.outputs:
