@@ -18,6 +18,7 @@ import pytest
 from cuda_on_host import launch as launch_on_host
 
 from zmlx import metal
+from zmlx.language import SECTIONS
 from zmlx.targets import cpu, cuda, nvrtc
 
 ARCHITECTURES = ("sm_80", "sm_90a")
@@ -98,7 +99,7 @@ NATIVE = Path(__file__).parent / "native"
 #: Tests of the language whose lanes part in ways that CUDA leaves open, or that take long.
 LONG = {"test_attributes", "test_collectives", "test_cooperative", "test_divergence"}
 #: Tests whose kernels are not meant to run, or are not written there.
-OTHER = {"test_refusals", "test_mlx_lm_kernels", "test_language_is_metal"}
+OTHER = {"test_refusals", "test_language"}
 
 
 def language_modules(*, long: bool) -> list[str]:
@@ -137,6 +138,15 @@ def language_kernels(*modules: str) -> list[Launch]:
             for test in (f for n, f in vars(module).items() if n.startswith("test_")):
                 run_until_recorded(test)
     return launches
+
+
+def table_of_the_language() -> dict[str, Launch]:
+    """A launch of every row of the table."""
+    return {
+        f"{section}: {name}": row.arguments()
+        for section, rows in SECTIONS.items()
+        for name, row in rows.items()
+    }
 
 
 def run_until_recorded(test: Callable[..., None]) -> None:

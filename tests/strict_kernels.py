@@ -222,6 +222,10 @@ BOTH_ACCEPT = [
      "struct S { float a; float get() const device { return a; }\n"
      "void set(float v) thread { a = v; } };",
      "const device S* s = (const device S*)x; S t; t.set(s[0].get()); y[0] = t.a;"),
+    ("methods that pass on members",
+     "void twice(thread float& v) { v *= 2; }\nstruct Box { float v; void grow() { twice(v); }"
+     " float get() const { return v; } };",
+     "Box box = {x[0]}; box.grow(); y[0] = box.get() + Box{1}.get();"),
     ("functors and temporaries",
      "struct Sum { float operator()(float a, float b) const { return a + b; } };\n"
      "struct Box { float v; Box twice() const { return Box{v * 2}; } float get() { return v; } };\n"

@@ -211,7 +211,11 @@ OPS = [pytest.param(op, id=op.name) for op in registry.ops()]
 
 
 def small(op):
-    return replace(op.benchmarks[0], lead=(6,), sizes=dict.fromkeys(op.benchmarks[0].sizes, 40))
+    """The benchmark on few rows, or a test's shape where its sizes depend on one another."""
+    case = op.benchmarks[0]
+    if len(case.lead) == len(case.sizes) == 1:
+        return replace(case, lead=(6,), sizes=dict.fromkeys(case.sizes, 40))
+    return replace(op.cases[1], optional=case.optional)
 
 
 def ways(op, names):
@@ -480,6 +484,18 @@ def test_a_call_reports_only_what_it_takes_beyond_mlx():
     assert call.passed
 
 
+def test_the_geometry_of_a_gpu_is_judged_by_the_slowest_reduction():
+    row = overhead._geometry({"rms_norm": 12.0, "softmax": 31.0})
+    assert (row.value, row.passed) == (31.0, False)
+    assert "rms_norm 12.0" in row.note
+
+
+def test_a_call_through_install_reports_what_it_takes_beyond_mlx():
+    row = overhead._install({"zmlx": 5e-6, "mlx": 1e-6, "beyond": 4e-6})
+    assert row.value == pytest.approx(4)
+    assert row.passed
+
+
 @pytest.mark.slow  # builds the core and compiles every kernel in fresh processes
 def test_second_process_compiles_nothing():
     found = {o.name: o for o in overhead.overheads()}
@@ -531,7 +547,13 @@ def test_every_bar_covers_a_row_of_the_catalogue():
         shapes = {run.shape_of(op, case) for case in run.default_cases(op)}
         known |= {(name, shape) for name in (op.name, op.family) for shape in shapes}
     for bar in bars.BARS:
-        assert all((who, bar.shape) in known for who in bar.who), bar
+        assert all((who, bar.shape) in known for who in (*bar.who, *bar.but)), bar
+
+
+def test_a_bar_on_a_family_may_leave_an_op_out():
+    row = made(share=0.7)
+    assert not replace(BAR, but=(row.op,)).covers(row)
+    assert replace(BAR, but=("another",)).covers(row)
 
 
 def test_what_bounds_a_row_comes_from_its_rate_in_cache():
@@ -581,7 +603,7 @@ def test_plot_is_an_svg_per_op_with_the_roofline(tmp_path):
 
 def test_a_shape_names_one_size():
     op = registry.get("cross_entropy")
-    assert run.at_shape(op, (3, 5, 7)) == Case((3, 5), {"V": 7})
+    assert run.at_shape(op, (3, 5, 7)) == replace(op.benchmarks[0], lead=(3, 5), sizes={"V": 7})
     with pytest.raises(ValueError, match="--shape"):
         run.at_shape(replace(op, benchmarks=(Case((4,), {"V": 8, "D": 2}),)), (4, 8))
 

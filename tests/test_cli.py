@@ -10,6 +10,8 @@ import pytest
 
 from zmlx import registry, testing
 from zmlx.__main__ import COMMANDS, main
+from zmlx.language import SECTIONS, Row
+from zmlx.targets import cuda, nvrtc
 
 OPS = [op.name for op in registry.ops()]
 ONE_PER_FAMILY = {op.family: op.name for op in registry.ops()}.values()
@@ -61,7 +63,9 @@ def test_list_of_an_unknown_family_names_the_known_ones(capsys):
 
 
 @pytest.mark.parametrize(
-    ("target", "text"), [("metal", "[[kernel]]"), ("cpu", 'extern "C"')], ids=["metal", "cpu"]
+    ("target", "text"),
+    [("metal", "[[kernel]]"), ("cuda", "__global__ void"), ("cpu", 'extern "C"')],
+    ids=["metal", "cuda", "cpu"],
 )
 @pytest.mark.parametrize("op", ONE_PER_FAMILY)
 def test_show_prints_final_source_and_geometry(op, target, text, capsys):
@@ -70,7 +74,7 @@ def test_show_prints_final_source_and_geometry(op, target, text, capsys):
     assert text in output
     assert "// grid (" in output
     group = output.partition("threadgroup (")[2].partition(",")[0]
-    assert (int(group) > 1) == (target == "metal")
+    assert (int(group) > 1) == (target != "cpu")
 
 
 def test_show_adds_the_kernels_of_a_training_step(capsys):
@@ -121,6 +125,35 @@ def test_check_passes_and_counts(capsys):
     assert found["ops"][0]["checks"] == 6 * len(registry.get("silu").cases)
 
 
+def test_check_says_where_it_ran_and_what_was_executed_compiled_and_read(capsys):
+    assert main(["check", "silu", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"versions", "platform", "device"} <= found.keys()
+    assert "executed" in found["targets"][found["target"]]
+    (row,) = found["ops"]
+    compiled = nvrtc.unavailable() is None
+    assert (row["compiled for cuda"] > 2) == compiled
+    assert found["targets"]["cuda"].startswith("compiled" if compiled else "not tried: ")
+
+
+def test_check_names_what_it_could_not_try(monkeypatch, capsys):
+    monkeypatch.setattr(nvrtc, "unavailable", lambda: "no NVRTC here")
+    assert main(["check", "silu"]) == 0
+    output = capsys.readouterr().out
+    assert "cuda      not tried: no NVRTC here" in output
+    assert "  0 compiled" in output
+
+
+def test_check_fails_where_a_kernel_does_not_compile_for_cuda(monkeypatch, capsys):
+    def refuse(*arguments):
+        raise RuntimeError("[kernel silu] line 1 of the source")
+
+    monkeypatch.setattr(nvrtc, "unavailable", lambda: None)
+    monkeypatch.setattr(cuda, "compiled", refuse)
+    assert main(["check", "silu"]) == 1
+    assert "for sm_80: [kernel silu] line 1 of the source" in capsys.readouterr().out
+
+
 def test_check_fails_with_the_ops_error(monkeypatch, capsys):
     def wrong(op, case, dtype):
         raise AssertionError("off by one")
@@ -141,3 +174,22 @@ def test_check_without_its_oracle_names_the_remedy(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "autograd.scipy.special", None)
     assert main(["check", "silu"]) == 2
     assert "pip install 'autograd[scipy]'" in capsys.readouterr().err
+
+
+def test_language_runs_the_table_and_counts(capsys):
+    assert main(["language", "literals", "geometric", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["sections"]) == {"Literals", "Geometric functions"}
+    assert set(found["sections"]["Literals"]) == set(SECTIONS["Literals"])
+    assert found["failed"] == 0
+
+
+def test_language_fails_with_the_row_that_is_wrong(monkeypatch, capsys):
+    monkeypatch.setitem(SECTIONS, "Literals", {"one": Row("r = 1;", 2)})
+    assert main(["language", "literals"]) == 1
+    assert "one: Arrays are not equal" in capsys.readouterr().out
+
+
+def test_language_of_an_unknown_section_is_wrong_usage(capsys):
+    assert main(["language", "nonsense"]) == 2
+    assert "Thread attributes" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from zmlx.cli import language
 from zmlx.cli.page import page
 
 ROOT = Path(__file__).parents[1]
@@ -15,6 +16,11 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 def test_the_catalogue_page_is_current():
     """Otherwise: python -m zmlx list --page > docs/catalogue.md"""
     assert (ROOT / "docs" / "catalogue.md").read_text() == page()
+
+
+def test_the_page_of_the_language_is_current():
+    """Otherwise: python -m zmlx language --page > docs/language.md"""
+    assert (ROOT / "docs" / "language.md").read_text() == language.page()
 
 
 @pytest.mark.parametrize(

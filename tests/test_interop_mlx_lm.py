@@ -326,6 +326,21 @@ def test_divergence_losses_and_their_gradients(dtype, vocabulary, name):
     assert_close(gradient, expected, max(ROUNDING[dtype], 2e-5))
 
 
+@pytest.mark.parametrize("name", ["kl", "js"])
+def test_divergence_losses_lack_a_barrier(name):
+    """Lane 0 overwrites what simdgroups that come later still read: another order shows it."""
+    loss = getattr(lm("tuner.losses"), f"{name}_div_loss")
+    q, p = normal(2, 2000), normal(2, 2000)
+    core = zmlx.native.load()
+    core.set_schedule(1)  # depth first
+    try:
+        raced = loss(q, p)
+        mx.eval(raced)
+    finally:
+        core.set_schedule(0)
+    assert not mx.allclose(raced, loss(q, p), rtol=1e-3).item()
+
+
 # ---- all of them ---------------------------------------------------------------------------------
 def constructed():
     """Names of the kernels that the modules tested above made."""

@@ -4,6 +4,7 @@ zmlx.kernels      the catalogue: softmax, rms_norm, swiglu, cross_entropy, …
 zmlx.expression   a differentiable kernel from one expression
 zmlx.jit          a differentiable kernel from a scalar Python function
 zmlx.metal        kernels from Metal source
+zmlx.optimizers   AdamW, Adam, Lion and SGD with a step in few launches; clipping
 zmlx.install      runs the Metal kernels of other code here too
 zmlx.target       runs the launches inside on another target
 zmlx.use_openblas routes MLX's matrix products on the CPU to OpenBLAS
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from . import kernels as kernels
     from . import launch as launch
     from . import metal as metal
+    from . import optimizers as optimizers
     from . import registry as registry
     from . import rowwise as rowwise
     from . import testing as testing
@@ -47,6 +49,7 @@ _MODULES = (
     "metal",
     "msl",
     "native",
+    "optimizers",
     "registry",
     "rowwise",
     "testing",

@@ -10,7 +10,7 @@ from importlib import import_module
 from zmlx.backend import require_mlx
 from zmlx.version import __version__
 
-COMMANDS = ("list", "show", "doctor", "check", "bench", "demo", "run")
+COMMANDS = ("list", "show", "doctor", "check", "language", "bench", "demo", "run")
 """Names of subcommands and of the modules behind them, in the order of the help text."""
 
 

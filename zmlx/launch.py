@@ -10,11 +10,12 @@ geometry on the CPU with `with geometry("gpu"):`, and single constants with
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 import mlx.core as mx
 
@@ -39,6 +40,9 @@ _LEAST_PART = 16384
 _TOPK_KEPT = (64, 512)
 _TOPK_TILES = (16384, 262144)
 _PARTS = 256
+_CPU_PACKED = 8192
+_CPU_PACKED_STEP = 64
+_PACKED_BLOCK = 16384
 
 
 class Settings:
@@ -137,11 +141,13 @@ def _power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-def _is_cpu(chosen: Settings) -> bool:
+def is_cpu(chosen: Settings) -> bool:
+    """Whether the geometry is that of a CPU: one thread per group."""
     return (chosen.geometry or chosen.target) == "cpu"
 
 
-def _pick(chosen: Settings, **defaults: int) -> dict[str, int]:
+def pick(chosen: Settings, **defaults: int) -> dict[str, int]:
+    """Template constants: the defaults, or what `geometry` fixes."""
     for name, value in chosen.constants:
         if name in defaults:
             defaults[name] = value
@@ -150,13 +156,13 @@ def _pick(chosen: Settings, **defaults: int) -> dict[str, int]:
 
 def elementwise(chosen: Settings, size: int, *, least: int = 1) -> Geometry:
     """One thread per N elements, a multiple of `least`."""
-    n = _CPU_ELEMENTS if _is_cpu(chosen) else _GPU_VECTOR
+    n = _CPU_ELEMENTS if is_cpu(chosen) else _GPU_VECTOR
     while -(-size // n) >= 2**31:
         n *= 2
-    c = _pick(chosen, N=n)
+    c = pick(chosen, N=n)
     c["N"] = -(-c["N"] // least) * least
     threads = -(-size // c["N"])
-    group = 1 if _is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
+    group = 1 if is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
     return Geometry((("N", c["N"]),), (threads, 1, 1), (group, 1, 1))
 
 
@@ -168,18 +174,18 @@ def _groups(count: int) -> tuple[int, int]:
 
 def rowwise(chosen: Settings, rows: int, d: int, *, capped: bool, least: int = 1) -> Geometry:
     """TPR·RPG threads for RPG rows of d elements; U is at least `least`."""
-    if _is_cpu(chosen):
+    if is_cpu(chosen):
         # With random numbers, 16 counters of four, which fill two of the widest registers.
         most = _CPU_ACCUMULATORS if least == 1 else 2 * _CPU_ACCUMULATORS
         u = min(most, _power_of_two((d + 2) // 2))
-        c = _pick(chosen, TPR=1, RPG=1, U=u)
+        c = pick(chosen, TPR=1, RPG=1, U=u)
     else:
         tpr = min(_power_of_two(-(-d // _GPU_VECTOR)), 32)
         if d > 32 * _GPU_VECTOR:
             tpr = min(1024, -(-d // (32 * _GPU_VECTOR)) * 32)
             if not capped:
                 tpr = min(tpr, _GPU_GROUP)
-        c = _pick(chosen, TPR=tpr, RPG=max(1, _GPU_GROUP // 2 // tpr) if tpr <= 32 else 1, U=4)
+        c = pick(chosen, TPR=tpr, RPG=max(1, _GPU_GROUP // 2 // tpr) if tpr <= 32 else 1, U=4)
         if c["TPR"] > 32 or c["TPR"] & (c["TPR"] - 1):
             c["RPG"] = 1
     c["U"] = max(c["U"], least)
@@ -208,10 +214,10 @@ def rowwise_chunks(chosen: Settings, chunks: int, d: int, *, least: int = 1) -> 
 
 def columnwise(chosen: Settings, chunks: int, d: int) -> Geometry:
     """One thread per N columns and chunk of rows."""
-    n = min(_CPU_COLUMNS, _power_of_two(d)) if _is_cpu(chosen) else 1
-    c = _pick(chosen, N=n)
+    n = min(_CPU_COLUMNS, _power_of_two(d)) if is_cpu(chosen) else 1
+    c = pick(chosen, N=n)
     threads = -(-d // c["N"])
-    group = 1 if _is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
+    group = 1 if is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
     return Geometry((("N", c["N"]),), (threads, chunks, 1), (group, 1, 1))
 
 
@@ -250,8 +256,8 @@ def scan_parts(shape: tuple[int, ...], columns: bool) -> tuple[int, int]:
 
 def fold_rows(chosen: Settings, items: int, d: int) -> Geometry:
     """TPR·RPG threads for RPG of `items` rows, or parts of rows, of d elements."""
-    if _is_cpu(chosen):
-        c = _pick(chosen, TPR=1, RPG=1, U=min(_FOLD_ACCUMULATORS, _power_of_two((d + 2) // 2)))
+    if is_cpu(chosen):
+        c = pick(chosen, TPR=1, RPG=1, U=min(_FOLD_ACCUMULATORS, _power_of_two((d + 2) // 2)))
         x, y = _groups(items)
         threads = c["TPR"] * c["RPG"]
         return Geometry(tuple(c.items()), (x * threads, y, 1), (threads, 1, 1))
@@ -261,11 +267,11 @@ def fold_rows(chosen: Settings, items: int, d: int) -> Geometry:
 def scan_rows(chosen: Settings, items: int, d: int, *, reverse: bool = False) -> Geometry:
     """As `fold_rows`; on the CPU the longest block of elements that is not mostly past the end. A
     reversed block is a single run: g++ does not vectorise several."""
-    if _is_cpu(chosen):
+    if is_cpu(chosen):
         shortest = _SCAN_BLOCKS[-1]
         fitting = (u for u in _SCAN_BLOCKS if 8 * (-d % u) <= d)
         u = shortest if reverse else next(fitting, shortest)
-        c = _pick(chosen, TPR=1, RPG=1, U=u)
+        c = pick(chosen, TPR=1, RPG=1, U=u)
         x, y = _groups(-(-items // c["RPG"]))
         threads = c["TPR"] * c["RPG"]
         return Geometry(tuple(c.items()), (x * threads, y, 1), (threads, 1, 1))
@@ -278,10 +284,10 @@ def fold_columns(
     """G threads per group, each for N of d columns of one of `items` parts. With several states a
     column, fewer columns, whose states share the nearest cache with the row that is read."""
     most = _SCAN_COLUMNS if scans else _FOLD_COLUMNS if states == 1 else _FOLD_COLUMNS // 2
-    n = min(most, _power_of_two(d)) if _is_cpu(chosen) else 1
-    c = _pick(chosen, N=n)
+    n = min(most, _power_of_two(d)) if is_cpu(chosen) else 1
+    c = pick(chosen, N=n)
     threads = -(-d // c["N"])
-    g = 1 if _is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
+    g = 1 if is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
     x, y = _groups(items * -(-threads // g))
     return Geometry((("N", c["N"]), ("G", g)), (x * g, y, 1), (g, 1, 1))
 
@@ -290,7 +296,7 @@ def topk(chosen: Settings, k: int, rows: int, d: int) -> tuple[int, int, int]:
     """(elements per tile, results per thread of a merge, threads per group) of a top-k of rows of d
     elements. A thread of a CPU keeps k of a long tile in order, which it moves ever less often, as
     long as there are some tiles for every thread; where k is large for that, short tiles."""
-    if not _is_cpu(chosen):
+    if not is_cpu(chosen):
         return 64, 8, _GPU_GROUP
     if k > _TOPK_KEPT[0] and (k > _TOPK_KEPT[1] or k * k > 16 * d):
         return 64, 4096, 1
@@ -298,3 +304,27 @@ def topk(chosen: Settings, k: int, rows: int, d: int) -> tuple[int, int, int]:
     while tile < min(d, most) and rows * -(-d // (2 * tile)) >= 8:
         tile *= 2
     return tile, 4096, 1
+
+
+def packed(chosen: Settings, sizes: Sequence[int]) -> tuple[Geometry, tuple[int, ...]]:
+    """One thread per N elements of an array, U at a time, and the first thread of each array."""
+    n, u = (_CPU_PACKED, _CPU_PACKED_STEP) if is_cpu(chosen) else (_GPU_VECTOR, _GPU_VECTOR)
+    while sum(-(-size // n) for size in sizes) >= 2**31:
+        n *= 2
+    c = pick(chosen, N=n, U=u)
+    starts = tuple(accumulate((-(-size // c["N"]) for size in sizes), initial=0))
+    group = 1 if is_cpu(chosen) else min(_GPU_GROUP, starts[-1])
+    return Geometry(tuple(c.items()), (starts[-1], 1, 1), (group, 1, 1)), starts[:-1]
+
+
+def packed_sums(chosen: Settings, sizes: Sequence[int]) -> tuple[Geometry, tuple[int, ...]]:
+    """One group per block of an array, and the first group of each array. Blocks are the same in
+    every geometry."""
+    block = _PACKED_BLOCK
+    while sum(-(-size // block) for size in sizes) * _GPU_GROUP >= 2**31:
+        block *= 2
+    tpr, u = (1, _CPU_PACKED_STEP) if is_cpu(chosen) else (_GPU_GROUP, _GPU_VECTOR)
+    c = pick(chosen, TPR=tpr, U=u, BLOCK=block)
+    starts = tuple(accumulate((-(-size // block) for size in sizes), initial=0))
+    threads = c["TPR"]
+    return Geometry(tuple(c.items()), (starts[-1] * threads, 1, 1), (threads, 1, 1)), starts[:-1]

@@ -26,7 +26,7 @@ from . import launch
 from .targets import cpu, cuda, metal
 from .transforms import Record, Reference, Rule, custom_function, is_strict
 
-_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _MATH_MODES = ("safe", "relaxed", "fast")
 _LAUNCHES_KEPT = 256
 
@@ -53,7 +53,7 @@ class KernelSpec:
 
     def __post_init__(self) -> None:
         def bad(argument: str, must: str, got: Any) -> ValueError:
-            return ValueError(f"[kernel] '{argument}' must {must} but got {got!r}.")
+            return ValueError(f"[kernel] '{argument}' must {must} but got {got!a}.")
 
         if not _IDENTIFIER.fullmatch(self.name):
             raise bad("name", "be an identifier", self.name)
@@ -275,9 +275,11 @@ def prepare(
     dtypes: tuple[mx.Dtype, ...],
     init_value: float | None = None,
     constants: tuple[mx.array, ...] = (),
+    donate: tuple[tuple[int, int], ...] = (),
 ) -> Any:
     """A launch of `spec` on `target`, compiled and ready for any arrays of these shapes and
-    dtypes; `constants` are passed after the arrays at every launch."""
+    dtypes; `constants` are passed after the arrays at every launch, and on the CPU an output may
+    take the memory of an input that it is paired with in `donate`."""
     where = {"metal": metal, "cuda": cuda, "cpu": cpu}.get(target or "")
     if where is None:
         raise RuntimeError(
@@ -286,8 +288,9 @@ def prepare(
         )
     if where is not cpu and (reason := where.unavailable()):
         raise RuntimeError(f"[{spec.name}] {reason}.")
+    some = {"donate": donate} if donate and where is cpu else {}
     return where.prepare(
-        spec, arrays, template, grid, threadgroup, shapes, dtypes, init_value, constants
+        spec, arrays, template, grid, threadgroup, shapes, dtypes, init_value, constants, **some
     )
 
 

@@ -238,12 +238,17 @@ _SECTIONS: tuple[tuple[str, str], ...] = tuple(
     for section in HEADER.rstrip("\n").split("\n\n")
     if (match := re.search(r"^inline \w+ (\w+)\(|^#define (\w+)\(", section, re.MULTILINE))
 )
-_NAMES = re.compile(r"\b(?:" + "|".join(name for name, _ in _SECTIONS) + r")\b")
+_NAMES = re.compile(r"\b(?:" + "|".join(name for name, _ in _SECTIONS) + r")\b", re.ASCII)
 
 
 def function_names() -> tuple[str, ...]:
     """The functions of the header, in its order."""
     return tuple(name for name, _ in _SECTIONS if name.startswith("zmlx_"))
+
+
+def sections() -> tuple[tuple[str, str], ...]:
+    """The name and the text of each section, in the header's order."""
+    return _SECTIONS
 
 
 @lru_cache(maxsize=4096)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 
 from .arguments import Argument
@@ -25,14 +26,15 @@ class Option:
 
 @dataclass(frozen=True)
 class Case:
-    """Shapes and options of one test or benchmark call: leading axes, sizes of the symbols, and
-    whether the optional arguments are given."""
+    """Shapes and options of one test or benchmark call: leading axes, sizes of the symbols,
+    whether the optional arguments are given, and dtypes of arguments that are not the call's."""
 
     lead: tuple[int, ...]
     sizes: Mapping[str, int]
     why: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     optional: bool = True
+    dtypes: Mapping[str, mx.Dtype] = field(default_factory=dict)
 
 
 #: Shapes for ops on (*, D) arrays.
@@ -73,13 +75,16 @@ class Op:
         paper: where the method comes from.
         reads_backward: arguments that the backward reads; statistics: float32 values per row that
             the forward keeps for it.
+        flops: operations of a forward where it is a matrix product, as an expression of the symbols
+            and `rows`, the leading axes; then its rate is measured in these.
         torch: the same op as an expression of torch, of the argument names and `F`.
         cases, long_cases, benchmarks: shapes; see `ROWS`.
         samples: how to draw an argument that is not normally distributed, by name; called with a
             NumPy generator, a shape and the sizes of the symbols.
         rounding: multiples of eps(dtype)·max|result| allowed over the float64 reference; more than
             4 only with a reason in the entry.
-        refuses: transforms that the op cannot take ("shapeless compile"), with the remedy.
+        refuses: transforms that the op cannot take ("shapeless compile", "vmap", "jvp"), with the
+            remedy.
         needs: transforms that take a newer MLX than the oldest supported one, with its version.
     """
 
@@ -96,6 +101,7 @@ class Op:
     paper: str = ""
     reads_backward: tuple[str, ...] = ()
     statistics: int = 0
+    flops: str = ""
     torch: str = ""
     cases: tuple[Case, ...] = ROWS
     long_cases: tuple[Case, ...] = LONG_ROWS
@@ -113,7 +119,7 @@ class Op:
         return tuple(i for i, a in enumerate(self.arguments) if a.differentiable)
 
 
-#: `Op.needs` of what counts elements with `mx.cumsum` where shapes are not known.
+#: `Op.needs` of scans, and of what counts elements with `mx.cumsum` where shapes are not known.
 COUNTS_ELEMENTS = {"shapeless compile": "0.32.3"}
 
 _ops: dict[str, Op] = {}
@@ -125,6 +131,25 @@ def register(op: Op) -> Op:
         raise ValueError(f"[register] 'name' must be new but got {op.name!r} twice.")
     _ops[op.name] = op
     return op
+
+
+#: Calls of kernels that no op reaches by itself, by name: the strict front end and the CUDA sweep
+#: record what they launch. Each is called with a floating dtype.
+_calls: dict[str, Callable[[Any], Any]] = {}
+
+
+def register_call(name: str, call: Callable[[Any], Any]) -> None:
+    """Adds a call that launches kernels, for the checks of kernels' texts; a name is used once."""
+    if name in _calls:
+        raise ValueError(f"[register_call] 'name' must be new but got {name!r} twice.")
+    _calls[name] = call
+
+
+def calls() -> Iterator[tuple[str, Callable[[Any], Any]]]:
+    """The calls of `register_call`, by name."""
+    from . import kernels  # noqa: F401
+
+    yield from sorted(_calls.items())
 
 
 def ops(family: str | None = None) -> Iterator[Op]:

@@ -95,6 +95,8 @@ def float64_namespace() -> Any:
         maximum=lambda x, y: anp.where((x > y) | (x != x), x, y),
         minimum=lambda x, y: anp.where((x < y) | (x != x), x, y),
         stop_gradient=getval,
+        # Stable, so that ties keep the order of their indices, as in MLX.
+        argsort=lambda x, axis=-1: np.argsort(getval(x), axis=axis, kind="stable"),
     )
     return SimpleNamespace(**names)
 
@@ -112,14 +114,25 @@ def draw(
         shape = resolve(argument.shape, case)
         sample = op.samples.get(argument.name)
         value = sample(rng, shape, case.sizes) if sample else rng.standard_normal(shape)
-        array = mx.array(np.asarray(value))
-        values.append(array.astype(dtype_of(argument, dtype)))
+        wanted = case.dtypes.get(argument.name, dtype_of(argument, dtype))
+        if wanted == mx.bool_:
+            value = np.asarray(value) > 0
+        values.append(mx.array(np.asarray(value)).astype(wanted))
     return values
 
 
 def dtype_of(argument: Argument, dtype: mx.Dtype) -> mx.Dtype:
     """`dtype` where the argument may have it, else the first that it may have."""
     return dtype if dtype in argument.dtypes else argument.dtypes[0]
+
+
+def differentiated(op: Op, values: Sequence[mx.array | None]) -> list[int]:
+    """Indices of the arguments that are given and have a gradient."""
+    return [
+        i
+        for i in op.differentiable
+        if (value := values[i]) is not None and mx.issubdtype(value.dtype, mx.floating)
+    ]
 
 
 def resolve(shape: str, case: Case) -> tuple[int, ...]:
@@ -162,7 +175,7 @@ def _oracle(
     """The reference in NumPy's `dtype` as a function of the differentiable arguments, the values of
     those, and their indices."""
     xp = float64_namespace()
-    which = [i for i in op.differentiable if values[i] is not None]
+    which = differentiated(op, values)
     fixed: list[Any] = []
     for v in values:
         x = None if v is None else to_numpy(v)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +15,12 @@ import numpy as np
 from zmlx import native
 
 core = native.load()
+
+#: Whether the compiler says both values of a comparison that does not hold; g++ does from 12 on.
+SAYS_VALUES = not re.search(
+    r"^(?:g\+\+|c\+\+)\S* .* 11\.",
+    subprocess.run([native._compiler(), "--version"], capture_output=True, text=True).stdout,
+)
 _serial = itertools.count()
 
 BREADTH_FIRST, DEPTH_FIRST = 0, 1

@@ -7,31 +7,7 @@ import numpy as np
 import pytest
 from metal_source import run
 
-SCALARS = (
-    "thread_index_in_threadgroup",
-    "thread_index_in_simdgroup",
-    "thread_index_in_quadgroup",
-    "simdgroup_index_in_threadgroup",
-    "quadgroup_index_in_threadgroup",
-    "simdgroups_per_threadgroup",
-    "quadgroups_per_threadgroup",
-    "dispatch_simdgroups_per_threadgroup",
-    "dispatch_quadgroups_per_threadgroup",
-    "threads_per_simdgroup",
-    "thread_execution_width",
-)
-VECTORS = (
-    "thread_position_in_grid",
-    "thread_position_in_threadgroup",
-    "threadgroup_position_in_grid",
-    "threadgroups_per_grid",
-    "threads_per_grid",
-    "threads_per_threadgroup",
-    "dispatch_threads_per_threadgroup",
-    "grid_origin",
-    "grid_size",
-)
-WIDTH = len(SCALARS) + 3 * len(VECTORS)
+from zmlx.language.attributes import SCALARS, VECTORS, WIDTH, model
 
 STORE = (
     "uint3 p = thread_position_in_grid;\n"
@@ -40,33 +16,6 @@ STORE = (
     + "".join(f"*o++ = {name};\n" for name in SCALARS)
     + "".join(f"*o++ = {name}.x; *o++ = {name}.y; *o++ = {name}.z;\n" for name in VECTORS)
 )
-
-
-def model(grid: tuple[int, int, int], group: tuple[int, int, int]) -> np.ndarray:
-    """What Metal says: groups at the grid's edge are smaller, and their threads are numbered
-    within what is left of them."""
-    full = [min(g, n) for g, n in zip(group, grid, strict=True)]
-    groups = [-(-n // t) for n, t in zip(grid, full, strict=True)]
-    result = np.zeros((grid[2], grid[1], grid[0], WIDTH), np.uint32)
-    for z, y, x in np.ndindex(grid[2], grid[1], grid[0]):
-        p = (x, y, z)
-        b = [p[a] // full[a] for a in range(3)]
-        i = [p[a] % full[a] for a in range(3)]
-        e = [min(full[a], grid[a] - b[a] * full[a]) for a in range(3)]
-        linear = (i[2] * e[1] + i[1]) * e[0] + i[0]
-        size, dispatched = int(np.prod(e)), int(np.prod(full))
-        scalars = [linear, linear % 32, linear % 4, linear // 32, linear // 4]
-        scalars += [
-            -(-size // 32),
-            -(-size // 4),
-            -(-dispatched // 32),
-            -(-dispatched // 4),
-            32,
-            32,
-        ]
-        vectors = [*p, *i, *b, *groups, *grid, *e, *full, 0, 0, 0, *grid]
-        result[z, y, x] = scalars + vectors
-    return result
 
 
 GEOMETRIES = [

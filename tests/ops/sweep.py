@@ -13,6 +13,8 @@ from zmlx.registry import Case, Op, ops
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 OPS = tuple(ops())
+#: Ops with a gradient.
+DIFFERENTIABLE = tuple(op for op in OPS if op.differentiable)
 
 
 def label(op: Op, case: Case, dtype: mx.Dtype, extra: str = "") -> str:

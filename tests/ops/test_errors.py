@@ -6,6 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from zmlx.arguments import dimensions
 from zmlx.testing import draw
 
 from .sweep import OPS
@@ -35,10 +36,18 @@ def test_not_an_array(op, index):
         op.function(*values)
 
 
-@pytest.mark.parametrize("op, index", [p for p in EACH if p.values[1] > 0])
-def test_a_shape_that_does_not_match_the_first_argument(op, index):
+def shared_axis(op, index):
+    """An axis that the argument shares with one before it; None where it has a size of its own."""
+    known = {s for a in op.arguments[:index] for _, s in dimensions(a.shape)}
+    axes = [s for _, s in dimensions(op.arguments[index].shape)]
+    return next((i for i, s in enumerate(axes) if s in known), None)
+
+
+@pytest.mark.parametrize("op, index", [p for p in EACH if shared_axis(*p.values) is not None])
+def test_a_shape_that_does_not_match_an_argument_before(op, index):
     values = draw(op, op.cases[1], mx.float32)
-    values[index] = mx.concatenate([values[index], values[index]], axis=0)
+    axis = shared_axis(op, index)
+    values[index] = mx.concatenate([values[index], values[index]], axis=axis)
     with pytest.raises(ValueError, match=message(op, op.arguments[index])):
         op.function(*values)
 

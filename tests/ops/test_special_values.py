@@ -31,7 +31,9 @@ def test_special_value_in_an_element(op, value):
         assert_same_kinds(op.function(*changed), op.reference(*changed))
 
 
-@pytest.mark.parametrize("op", OPS, ids=lambda o: o.name)
+@pytest.mark.parametrize(
+    "op", [o for o in OPS if mx.float32 in o.arguments[0].dtypes], ids=lambda o: o.name
+)
 def test_a_row_of_minus_infinity(op):
     values = draw(op, op.cases[1], mx.float32)
     first = np.array(values[0])

@@ -9,4 +9,5 @@ bars         what the project promises       overhead   compiling, importing, ca
 report       on a terminal                   page       docs/benchmarks.md
 compare      two runs                        plot       time against size
 selftest     ops with a known time           environment  machine and versions
+zig          the Zig front end
 """

@@ -27,6 +27,7 @@ class Bar:
         shape, dtypes, modes: which of their rows.
         least: the least share of the copy, or the least ratio to the fastest of `than`.
         than: variants; empty for a share of the copy.
+        but: ops of the families that it is not about.
     """
 
     who: tuple[str, ...]
@@ -35,11 +36,13 @@ class Bar:
     modes: tuple[str, ...]
     least: float
     than: tuple[str, ...] = ()
+    but: tuple[str, ...] = ()
 
     def covers(self, row: Row) -> bool:
         """Whether the bar is about this row."""
         return (
             bool({row.op, row.family} & set(self.who))
+            and row.op not in self.but
             and row.shape == self.shape
             and row.dtype in self.dtypes
             and row.mode in self.modes
@@ -48,6 +51,7 @@ class Bar:
 
 _BOTH = ("float32", "bfloat16")
 _LARGE = "4096x4096"
+_PREFILL = "1x32x2048x128"
 _ROWWISE = ("activations", "gated", "norms", "softmax")
 _REDUCTIONS = ("sum", "mean", "max", "min", "var", "std", "argmax", "argmin")
 
@@ -72,6 +76,9 @@ BARS = (
     Bar(("cross_entropy",), "512x32000", _BOTH, ("forward", "backward"), NOT_SLOWER,
         (TORCH_COMPILED,)),
     Bar(("cross_entropy",), "512x32000", _BOTH, ("forward", "backward"), NOT_SLOWER, (COMPILED,)),
+    Bar(("rope",), _PREFILL, _BOTH, ("forward", "backward"), 0.80, but=("qk_norm_rope",)),
+    Bar(("rope",), _PREFILL, _BOTH, ("forward", "backward"), NOT_SLOWER, (TORCH_COMPILED,)),
+    Bar(("rope",), _PREFILL, _BOTH, ("forward", "backward"), NOT_SLOWER, (COMPILED,)),
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from . import zig
 from .result import Overhead
 
 #: Fresh processes behind a median.
@@ -49,6 +50,10 @@ def overheads() -> Iterator[Overhead]:
         yield Overhead("kernels that a second process compiles", again["compiled"], "", 0)
         yield from _imports(environment)
         yield _call(_worker("call", environment))
+        yield _install(_worker("install", environment))
+        yield _geometry(_worker("geometry", environment))
+    if zig.available():
+        yield from zig.overheads()
 
 
 def _worker(step: str, environment: dict[str, str]) -> dict[str, Any]:
@@ -100,4 +105,26 @@ def _call(found: dict[str, float]) -> Overhead:
         3,
         f"{micro['zmlx']} µs and {micro['mlx']} µs; with evaluation "
         f"{micro['zmlx_evaluated']} µs and {micro['mlx_evaluated']} µs",
+    )
+
+
+def _install(found: dict[str, float]) -> Overhead:
+    return Overhead(
+        "a call of a Metal kernel through install(), beyond MLX's node of x * scale",
+        found["beyond"] * 1e6,
+        "µs",
+        5,
+        f"{found['zmlx'] * 1e6:.2f} µs and {found['mlx'] * 1e6:.2f} µs, neither evaluated",
+    )
+
+
+def _geometry(factors: dict[str, float]) -> Overhead:
+    slowest = max(factors, key=lambda name: factors[name])
+    others = ", ".join(f"{name} {factor:.1f}" for name, factor in factors.items())
+    return Overhead(
+        "a row reduction on the CPU in simdgroups of 32, over one thread per row",
+        factors[slowest],
+        "times",
+        30,
+        f"(256, 4096) float32: {others}",
     )

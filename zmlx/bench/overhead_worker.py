@@ -15,12 +15,16 @@ from typing import Any
 
 import mlx.core as mx
 
-from .. import kernels, launch, metal, native, registry
+from .. import interop, kernels, launch, metal, native, registry
 from .rows import pose
 from .variants import ZMLX, mlx_ways
 
 _CALLS = 500
 _ROUNDS = 41
+_FACTOR_ROUNDS = 12
+
+#: Constants of the launch by geometry.
+_GEOMETRIES: dict[str, dict[str, int]] = {"cpu": {}, "gpu": {"TPR": 256}}
 
 
 def load() -> dict[str, Any]:
@@ -37,7 +41,10 @@ def compile_all() -> dict[str, Any]:
     found: dict[str, dict[str, float]] = {"cpu": {}, "gpu": {}}
     compiled = 0
     for op in registry.ops():
-        case = replace(op.benchmarks[0], lead=(4,))
+        case = op.benchmarks[0]
+        case = (
+            replace(case, lead=(4,)) if len(case.lead) == 1 else op.cases[min(1, len(op.cases) - 1)]
+        )
         with launch.target("reference"):  # nothing is compiled before the clock runs
             problem, _ = pose(op, case, mx.float32)
         for geometry, seconds in found.items():
@@ -76,6 +83,52 @@ def call() -> dict[str, float]:
     }
 
 
+def geometry() -> dict[str, float]:
+    """By row reduction: how many times longer it takes with 256 threads a row than with one."""
+    x, weight = mx.random.normal((256, 4096)), mx.ones((4096,))
+    mx.eval(x, weight)
+    reductions: dict[str, Callable[[], Any]] = {
+        "rms_norm": lambda: kernels.rms_norm(x, weight, 1e-5),
+        "layer_norm": lambda: kernels.layer_norm(x, weight, weight, 1e-5),
+        "softmax": lambda: kernels.softmax(x),
+        "logsumexp": lambda: kernels.logsumexp(x),
+    }
+    return {name: _factor(run) for name, run in reductions.items()}
+
+
+def _factor(run: Callable[[], Any]) -> float:
+    seconds: dict[str, list[float]] = {kind: [] for kind in _GEOMETRIES}
+    for _ in range(_FACTOR_ROUNDS):
+        for kind, found in seconds.items():
+            with launch.geometry(kind, **_GEOMETRIES[kind]):
+                start = time.perf_counter()
+                mx.eval(run())
+                found.append(time.perf_counter() - start)
+    # The first round compiles.
+    return median(g / c for g, c in zip(seconds["gpu"][1:], seconds["cpu"][1:], strict=True))
+
+
+def install() -> dict[str, float]:
+    """Seconds of a call of a Metal kernel through install(), and of MLX's own x * scale."""
+    source = "uint i = thread_position_in_grid.x; y[i] = x[i] * scale;"
+    names: dict[str, Any] = {
+        "name": "scaled", "input_names": ["x", "scale"], "output_names": ["y"], "source": source
+    }  # fmt: skip
+    with interop.install():
+        ours: Any = mx.fast.metal_kernel(**names)
+    x, scale = mx.ones((64,)), mx.array(2.0)
+    given: dict[str, Any] = {
+        "inputs": [x, scale], "template": [("T", mx.float32)], "grid": (64, 1, 1),
+        "threadgroup": (64, 1, 1), "output_shapes": [(64,)], "output_dtypes": [mx.float32],
+    }  # fmt: skip
+    a, b = _interleaved(lambda: ours(**given), lambda: x * scale)
+    return {
+        "zmlx": median(a),
+        "mlx": median(b),
+        "beyond": median(x - y for x, y in zip(a, b, strict=True)),
+    }
+
+
 def _interleaved(*calls: Callable[[], Any]) -> list[list[float]]:
     seconds: list[list[float]] = [[] for _ in calls]
     for _ in range(_ROUNDS):
@@ -91,6 +144,8 @@ STEPS: dict[str, Callable[[], dict[str, Any]]] = {
     "load": load,
     "compile": compile_all,
     "call": call,
+    "geometry": geometry,
+    "install": install,
 }
 
 if __name__ == "__main__":

@@ -71,8 +71,12 @@ def at_shape(op: Op, shape: Sequence[int]) -> Case:
 
 
 def sweep(op: Op) -> Iterator[Case]:
-    """The op's first benchmark at growing numbers of rows, by factors of four."""
+    """The op's first benchmark at growing numbers of rows, by factors of four; at its own shape
+    alone where the leading axes are not rows."""
     case = op.benchmarks[0]
+    if len(case.lead) != 1:
+        yield case
+        return
     last, rows = prod(case.lead), 1
     while rows < last:
         yield replace(case, lead=(rows,))

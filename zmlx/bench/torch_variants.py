@@ -82,8 +82,9 @@ def _way(name: str, problem: Problem, mode: str, threads: int) -> Way:
     leaves = [tensors[i].requires_grad_() for i in problem.which]
 
     def backward(outputs: Any) -> Any:
-        given = [c.to(o.dtype) for c, o in zip(cotangents, outputs, strict=True)]
-        return torch.autograd.grad(outputs, leaves, given)
+        pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad]
+        given = [c.to(o.dtype) for o, c in pairs]
+        return torch.autograd.grad([o for o, _ in pairs], leaves, given)
 
     def both(given: Any) -> Any:
         outputs = forward()

@@ -1,4 +1,8 @@
-"""Check every op against float64 on this machine's own target: run this first on a new machine."""
+"""Check every op against float64 on this machine's own target: run this first on a new machine.
+
+Kernels are also compiled for CUDA where NVRTC is, and read as strictly as Metal's compiler does
+where ziglang is; both need no GPU. What was executed, compiled and read is said apart, by op.
+"""
 
 from __future__ import annotations
 
@@ -36,17 +40,96 @@ def run(arguments: argparse.Namespace) -> int:
     target = launch.settings().target
     if not arguments.json:
         print(f"target {target}, {len(ops)} ops in {', '.join(DTYPES)}, against float64")
+    missing = _missing()
     rows = []
     for op in ops:
-        rows.append(_check(op))
+        rows.append({**_check(op), **_other_targets(op, missing)})
         if not arguments.json:
             print(_line(rows[-1]), flush=True)
-    failed = sum(len(row["failures"]) for row in rows)
+    failed = sum(len(row[key]) for row in rows for key in ("failures", "refused"))
+    targets = _targets(target, missing)
     if arguments.json:
-        print(json.dumps({"target": target, "ops": rows, "failed": failed}, indent=1))
+        report = {**_machine(), "target": target, "targets": targets, "ops": rows, "failed": failed}
+        print(json.dumps(report, indent=1))
     else:
-        print(f"{sum(row['checks'] for row in rows) - failed} passed, {failed} failed")
+        print("\n".join(f"  {name:<9} {state}" for name, state in targets.items()))
+        print(f"{sum(row['checks'] for row in rows)} checks, {failed} failed")
     return 1 if failed else 0
+
+
+#: The architectures that kernels are compiled for without a GPU.
+_ARCHITECTURES = ("sm_80", "sm_90a")
+
+
+def _missing() -> dict[str, str]:
+    """Why kernels cannot be compiled for CUDA, or read as Metal, here; empty where they can."""
+    from importlib.util import find_spec
+
+    from zmlx.targets import cpu, nvrtc
+
+    found = {}
+    # The core writes the CUDA text.
+    if reason := nvrtc.unavailable() or cpu.unavailable():
+        found["cuda"] = reason
+    if find_spec("ziglang") is None:
+        found["metal"] = "the strict front end needs clang: pip install ziglang"
+    return found
+
+
+def _targets(target: str | None, missing: dict[str, str]) -> dict[str, str]:
+    states = {
+        "metal": "not tried: " + missing["metal"] if "metal" in missing else
+        "read by the strict front end, not executed",
+        "cuda": "not tried: " + missing["cuda"] if "cuda" in missing else
+        f"compiled for {' and '.join(_ARCHITECTURES)}, not executed",
+        "cpu": "not tried",
+    }  # fmt: skip
+    return {**states, target or "reference": "executed, against float64"}
+
+
+def _machine() -> dict[str, Any]:
+    """Versions and devices, so that a report says where it comes from."""
+    import platform
+
+    import mlx.core as mx
+
+    from zmlx.cli.doctor import versions
+
+    device = mx.default_device()
+    return {
+        "versions": versions(),
+        "platform": platform.platform(),
+        "device": {"default": str(device), **mx.device_info(device)},
+    }
+
+
+def _other_targets(op: Any, missing: dict[str, str]) -> dict[str, Any]:
+    """How many of the op's kernels were compiled and read, and those that were refused."""
+    from zmlx import strict
+    from zmlx.strict import catalogue
+    from zmlx.targets import cuda
+
+    row: dict[str, Any] = {"compiled for cuda": 0, "read as metal": 0, "refused": []}
+    if len(missing) == 2:
+        return row
+    launches = catalogue.launches([op.name])
+    if "cuda" not in missing:
+        for launch in launches:
+            name = launch.spec.name
+            try:
+                for architecture in _ARCHITECTURES:
+                    given: Any = (*launch.arguments(), architecture)
+                    cuda.compiled(*given)
+            except RuntimeError as error:
+                row["refused"].append(f"{name} for {architecture}: {error}")
+            else:
+                row["compiled for cuda"] += 1
+    if "metal" not in missing:
+        texts = [launch.text() for launch in launches]
+        for launch, problems in zip(launches, strict.check_many(texts), strict=True):
+            row["refused"] += [f"{launch.spec.name}, read as Metal: {p}" for p in problems]
+            row["read as metal"] += not problems
+    return row
 
 
 def _check(op: Any) -> dict[str, Any]:
@@ -69,6 +152,10 @@ def _check(op: Any) -> dict[str, Any]:
 
 
 def _line(row: dict[str, Any]) -> str:
-    state = f"{len(row['failures'])} failed" if row["failures"] else "ok"
-    text = f"  {row['op']:<20} {row['checks']:>4} checks  {row['seconds']:>6.1f} s  {state}"
-    return "\n".join([text, *(f"      {failure}" for failure in row["failures"][:5])])
+    wrong = row["failures"] + row["refused"]
+    state = f"{len(wrong)} failed" if wrong else "ok"
+    others = f"{row['compiled for cuda']:>3} compiled  {row['read as metal']:>3} read"
+    text = (
+        f"  {row['op']:<20} {row['checks']:>4} checks  {others}  {row['seconds']:>6.1f} s  {state}"
+    )
+    return "\n".join([text, *(f"      {failure}" for failure in wrong[:5])])

@@ -70,7 +70,7 @@ def diagnose() -> Diagnosis:
     if mx.default_device() == mx.Device(mx.cpu) and shutil.which("g++") is None:
         problems.append("mx.compile does nothing on the CPU without g++. Remedy: install g++")
     return Diagnosis(
-        versions=_versions(),
+        versions=versions(),
         platform=f"{platform.system()} {platform.machine()}",
         target=launch.settings().target or "cpu",
         targets=targets,
@@ -82,7 +82,8 @@ def diagnose() -> Diagnosis:
     )
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of zmlx and of what it stands on."""
     import numpy as np
 
     from zmlx import backend

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 TARGETS = ("metal", "cuda", "cpu")
 DTYPES = ("float32", "float16", "bfloat16")
+
+# Settings of its own keep a run apart from launches that ops remember.
+_runs = count(1)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"[show] {error.args[0]}", file=sys.stderr)
         return 2
     kind = "cpu" if arguments.target == "cpu" else "gpu"
-    with launch.target("cpu"), launch.geometry(kind), _recorded() as launches:
+    fresh = launch.geometry(kind, SHOW=next(_runs))
+    with launch.target("cpu"), fresh, _recorded() as launches:
         _call(op, getattr(mx, arguments.dtype), arguments.gradient)
     for one in launches:
         print(_heading(one))
@@ -96,12 +101,12 @@ def _recorded() -> Iterator[list[Launch]]:
     launches: list[Launch] = []
     prepare = metal.prepare
 
-    def record(spec: KernelSpec, target: str | None, *configuration: Any) -> Any:
+    def record(spec: KernelSpec, target: str | None, *configuration: Any, **more: Any) -> Any:
         arrays, *middle, _, constants = configuration
         launches.append(Launch(spec, (*arrays, *constants), *middle))
-        return prepare(spec, target, *configuration)
+        return prepare(spec, target, *configuration, **more)
 
-    metal.prepare = record  # type: ignore[assignment]
+    metal.prepare = record
     try:
         yield launches
     finally:

@@ -34,6 +34,7 @@ from .named import (
     rowwise_parallel_reduction,
     rowwise_reduction,
 )
+from .packed import Packed, PackedSum
 from .parts import Check, Climb, Let, Operand, Output, Pass, Reduce
 from .pattern import Pattern
 from .reductions import REDUCTIONS, ROW_HEADER, Reduction
@@ -53,6 +54,8 @@ __all__ = [
     "Let",
     "Operand",
     "Output",
+    "Packed",
+    "PackedSum",
     "Pass",
     "Pattern",
     "Reduce",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .monoids import MONOIDS, RANGES, Monoid, add_merge, fill, names_of
+from .monoids import MONOIDS, RANGES, Monoid, add_merge, check, fill, names_of
 from .parts import Operand, Output
 from .pattern import Pattern
 from .text import Body, unique
 
 #: Steps that are summed before their sum is added to the total.
-_BLOCK = 256
+_BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,10 @@ class Fold(Pattern):
     cut: bool = False
     for_scan: bool = False
     scalars: tuple[Operand, ...] = ()
+
+    def __post_init__(self) -> None:
+        check(self.op, self.type)
+        super().__post_init__()
 
     @property
     def monoid(self) -> Monoid:

@@ -155,6 +155,16 @@ MONOIDS: dict[str, Monoid] = {
     ),
 }
 
+
+def check(op: str, element: str) -> None:
+    """Raises unless there is such a state of elements of such a type."""
+    for argument, value, known in (("op", op, MONOIDS), ("type", element, RANGES)):
+        if value not in known:
+            raise ValueError(
+                f"[codegen] '{argument}' must be one of {', '.join(known)} but got {value!a}."
+            )
+
+
 #: A state's variables by name, as they are written in the text.
 Names = Mapping[str, str]
 

@@ -7,7 +7,7 @@ import re
 from .parts import Operand, Output
 from .text import array, unique
 
-_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 #: Names that bodies use themselves, and suffixes that they add to the names of a pattern.
 RESERVED = frozenset(
@@ -43,10 +43,10 @@ class Pattern:
         taken = RESERVED | {name + suffix for name in names for suffix in SUFFIXES}
         for name in names:
             if not _IDENTIFIER.fullmatch(name):
-                raise ValueError(f"[codegen] 'name' must be an identifier but got {name!r}.")
+                raise ValueError(f"[codegen] 'name' must be an identifier but got {name!a}.")
             if name in taken:
                 raise ValueError(
-                    f"[codegen] 'name' must not be a name of the body itself but got {name!r}."
+                    f"[codegen] 'name' must not be a name of the body itself but got {name!a}."
                 )
         if not self.outputs:
             raise ValueError("[codegen] 'outputs' must have at least one entry but got ().")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from .parts import Check, Let, Operand, Output, Pass, Reduce
 from .pattern import Pattern
 from .random import add_block, add_keys, add_row_counters, draw, drawn, header
-from .reductions import ROW_HEADER, fold_parts, start_parts, update_part
+from .reductions import REDUCTIONS, ROW_HEADER, fold_parts, start_parts, update_part
 from .text import Body, add_width, array, needed_names, place, unique
 
 
@@ -32,6 +32,21 @@ class Rowwise(Pattern):
     keep: tuple[str, ...] = ()
     before: tuple[Let, ...] = ()
     checks: tuple[Check, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ops = (*REDUCTIONS, "sum_exp")
+        for op in (r.op for p in self.passes for r in p.reductions):
+            if op not in ops:
+                raise ValueError(f"[codegen] 'op' must be one of {', '.join(ops)} but got {op!a}.")
+        for name in self.keep:
+            if name not in self._types:
+                raise ValueError(f"[codegen] 'keep' must name operands or lets but got {name!a}.")
+
+    @property
+    def _types(self) -> dict[str, str]:
+        """The type of every operand and element-level let."""
+        return {x.name: x.type for x in self.inputs} | {x.name: x.type for x in self.lets}
 
     def names(self) -> tuple[str, ...]:
         """What the pattern names: operands, lets, reductions and outputs."""
@@ -117,7 +132,7 @@ class Rowwise(Pattern):
         kept: set[str] = set()
         sweeps = [tuple(r.expr for r in p.reductions) for p in self.passes]
         sweeps.append(tuple(y.expr for y in self.outputs if y.kind != "per_row"))
-        types = {x.name: x.type for x in self.inputs} | {x.name: x.type for x in self.lets}
+        types = self._types
         for name in self.keep:
             kind = types[name]
             body.add(f"{kind} {name}_kept[STEPS * U];")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .monoids import MONOIDS, Monoid, add_merge, names_of
+from .monoids import MONOIDS, Monoid, add_merge, check, names_of
 from .parts import Operand, Output
 from .pattern import Pattern
 from .text import Body, unique
@@ -40,6 +40,13 @@ class Scan(Pattern):
     others: tuple[str, ...] = ()
     lift: tuple[str, ...] = ()
     cut: bool = False
+
+    def __post_init__(self) -> None:
+        check(self.op, self.type)
+        count, wanted = len(self.lift or ("x",)), len(self.monoid.states)
+        if count != wanted:
+            raise ValueError(f"[codegen] 'lift' must have {wanted} entries but got {count}.")
+        super().__post_init__()
 
     @property
     def monoid(self) -> Monoid:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from .parts import Let, Operand, Output
 
-_IDENTIFIER = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
+_IDENTIFIER = re.compile(r"(?<![\w.])[A-Za-z_]\w*", re.ASCII)
 
 
 def identifiers(text: str) -> list[str]:

@@ -25,7 +25,7 @@ from ..arguments import Argument
 from ..codegen import Output, Scan
 from ..launch import scan_parts, settings
 from ..pattern import PatternKernel
-from ..registry import Case, Op, Option, register
+from ..registry import COUNTS_ELEMENTS, Case, Op, Option, register
 from ..targets import cpu
 from ..transforms import Arrays, custom_function
 from .axes import NUMBERS, Plan, element, named_axes, plan
@@ -261,6 +261,7 @@ for _name, _op, _function, _reference, _baseline, _sign in (
             outputs=("(...)",),
             baseline=over_last(_baseline),
             reads_backward=() if _op == "sum" else ("x",),
+            needs=COUNTS_ELEMENTS,
             torch=f"torch.{_name}(x, axis)",
             benchmarks=(
                 Case((4096,), {"D": 4096}),

@@ -99,8 +99,13 @@ void declare_shared(Unit& unit, size_t i) {
                            ">(zk_memory)." + name + ";";
     }
   }
+  // With those before it whose scope has not ended: the sizes are known only to the compiler.
   std::string bytes;
-  for (auto& name : names) bytes += (bytes.empty() ? "sizeof(" : " + sizeof(") + name + ")";
+  for (auto& name : names) unit.shared.emplace_back(i, name);
+  for (auto& [at, name] : unit.shared) {
+    if (unit.outline.scope_end(at) < i) continue;
+    bytes += (bytes.empty() ? "sizeof(" : " + sizeof(") + name + ")";
+  }
   tokens[end].after += " static_assert(" + bytes +
                        " <= 32768, \"threadgroup variables hold at most 32768 bytes\");";
 }

@@ -196,7 +196,7 @@ const std::string& processor() {
   return description;
 }
 
-std::vector<std::string> compiler_flags(bool cooperative) {
+std::vector<std::string> compiler_flags(const Compiler& compiler, bool cooperative) {
   std::vector<std::string> flags = {
       "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti",
       "-nostdlib", "-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math", "-w",
@@ -216,6 +216,9 @@ std::vector<std::string> compiler_flags(bool cooperative) {
     flags.insert(flags.end(), {"-O3", "-ffp-contract=fast",
                                "--param=vect-max-version-for-alias-checks=100"});
   }
+  // Where an integer is divided by zero, g++ would end the process instead of dividing.
+  bool gnu = compiler.identity.find("Free Software Foundation") != std::string::npos;
+  if (gnu) flags.push_back("-fno-isolate-erroneous-paths-dereference");
   return flags;
 }
 
@@ -280,7 +283,7 @@ KernelFunction build(const CompileRequest& request, const Compiler& compiler,
 
   if (!write_file(source, request.text, O_CREAT | O_EXCL)) throw Unwritable{error_text(errno)};
   std::vector<std::string> command = {compiler.path};
-  for (auto& flag : compiler_flags(request.cooperative)) command.push_back(flag);
+  for (auto& flag : compiler_flags(compiler, request.cooperative)) command.push_back(flag);
   command.insert(command.end(), {source, "-o", object, "-lm"});
   Outcome outcome = run_program(command);
   statistics().compiles++;
@@ -306,7 +309,7 @@ void set_cache_directory(const std::string& path) {
 KernelFunction compile_kernel(const CompileRequest& request) {
   Compiler compiler = find_compiler();
   std::string recipe = compiler.identity + '\n' + processor() + '\n';
-  for (auto& flag : compiler_flags(request.cooperative)) recipe += flag + ' ';
+  for (auto& flag : compiler_flags(compiler, request.cooperative)) recipe += flag + ' ';
   std::string key = sha256(recipe + '\n' + request.text);
   std::string name = request.prefix + "-" + key.substr(0, 32);
 

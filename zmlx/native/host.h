@@ -60,6 +60,15 @@ void parallel(uint64_t count, uint64_t bytes,
 int threads();
 void set_threads(int);  // 0: the default, from $ZMLX_NUM_THREADS, affinity and cgroup quota
 
+// ---- division.cc ------------------------------------------------------------------------------
+
+// While one lives, an integer that is divided by zero on its thread gives 0 and no signal.
+struct RunningKernel {
+  RunningKernel();
+  ~RunningKernel();
+  RunningKernel(const RunningKernel&) = delete;
+};
+
 // ---- copy.cc ----------------------------------------------------------------------------------
 
 // Writes the elements of a strided array to `to`, in row-major order. Strides are in elements.

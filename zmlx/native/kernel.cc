@@ -130,6 +130,7 @@ Rewritten Kernel::rewritten(const MetalFunction& metal, bool one_thread, Dialect
   options.dialect = dialect;
   options.one_thread = one_thread;
   options.prelude_dir = prelude_directory();
+  options.name = metal.name;
   options.source_lines = lines(spec.source);
   options.header_lines = lines(spec.header);
   return rewrite(metal.text, options);

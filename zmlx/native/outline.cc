@@ -17,6 +17,7 @@ Outline::Outline(const Tokens& tokens, const Place& place) : tokens_(tokens) {
   match_brackets(place);
   find_templates();
   match_lists();
+  check_statements(place);
   scan();
 }
 
@@ -33,18 +34,24 @@ void Outline::match_brackets(const Place& place) {
     if (open.empty() && token.is("}") && outermost != none) {
       place.refuse(tokens_[outermost].line, "this '}' closes the kernel itself");
     }
-    if (open.empty() || !tokens_[open.back()].is(wanted)) {
+    bool closes = !open.empty() && tokens_[open.back()].is(wanted);
+    if (!closes && (open.empty() || tokens_[open.back()].is("{"))) {
       place.refuse(token.line, "'" + token.text + "' closes nothing");
     }
+    auto& opened = tokens_[open.back()];
+    if (!closes) place.refuse(opened.line, "'" + opened.text + "' is not closed");
     partner[i] = open.back();
     partner[open.back()] = i;
     open.pop_back();
     if (open.empty() && token.is("}")) outermost = i;
   }
-  if (!open.empty()) {
-    auto& token = tokens_[open.back()];
-    place.refuse(token.line, "'" + token.text + "' is not closed");
+  if (open.empty()) return;
+  auto& token = tokens_[open.back()];
+  // The source closed another one by what was to close the kernel.
+  if (token.is("{") && token.line + 1 == place.body_first_line) {
+    place.refuse(place.body_first_line, "a '{' is not closed before the end of the source");
   }
+  place.refuse(token.line, "'" + token.text + "' is not closed");
 }
 
 // Templates of Metal's library and of MLX.
@@ -122,6 +129,14 @@ bool Outline::in_type(size_t i) const {
   return false;
 }
 
+size_t Outline::scope_end(size_t i) const {
+  while (i-- > 0) {
+    if (tokens_[i].is("}")) i = partner[i];
+    else if (tokens_[i].is("{")) return partner[i];
+  }
+  return none;
+}
+
 size_t Outline::call_at(size_t i) const {
   size_t next = opens_list(i + 1) ? partner[i + 1] + 1 : i + 1;
   return next < tokens_.size() && tokens_[next].is("(") ? next : none;
@@ -168,6 +183,21 @@ size_t Outline::statement_end(size_t i) const {
     i = tokens_[i].is_any({"(", "[", "{"}) ? partner[i] + 1 : i + 1;
   }
   return std::min(i, last);
+}
+
+// Passes follow statements from bracket to bracket.
+void Outline::check_statements(const Place& place) const {
+  for (size_t i = 0; i + 4 < tokens_.size(); ++i) {
+    auto& token = tokens_[i];
+    if (token.is("do")) {
+      size_t end = statement_end(i + 1);
+      bool whole = end + 2 < tokens_.size() && tokens_[end + 1].is("while");
+      if (!whole) place.refuse(token.line, "this `do` has no `while`");
+    } else if (token.is_any({"if", "for", "while", "switch"})) {
+      size_t open = token.is("if") && tokens_[i + 1].is("constexpr") ? i + 2 : i + 1;
+      if (!tokens_[open].is("(")) place.refuse(token.line, "no '(' follows `" + token.text + "`");
+    }
+  }
 }
 
 // Walks the text once, keeping the kind of every open brace.

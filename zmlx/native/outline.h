@@ -40,6 +40,8 @@ class Outline {
   size_t angle_end(size_t i) const { return opens_list(i) ? partner[i] : none; }
   // Whether token i stands in a struct, outside its functions.
   bool in_type(size_t i) const;
+  // The } of the braces that token i stands in, or none.
+  size_t scope_end(size_t i) const;
   // The ( of a call of the name at i, past a template list, or none.
   size_t call_at(size_t i) const;
 
@@ -49,6 +51,7 @@ class Outline {
   void match_brackets(const Place&);
   void find_templates();
   void match_lists();
+  void check_statements(const Place&) const;
   size_t find_list_end(size_t i) const;
   void scan();
   Scope open_brace(size_t head, size_t brace, Scope outer, size_t scope);

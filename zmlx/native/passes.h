@@ -4,6 +4,7 @@
 
 #include <set>
 #include <string>
+#include <vector>
 
 #include "outline.h"
 #include "signature.h"
@@ -23,6 +24,7 @@ struct Unit {
   Signature signature;
   Mode mode = Mode::one_thread;
   int declarations = 0;  // threadgroup declarations so far
+  std::vector<std::pair<size_t, std::string>> shared;  // where they are, and what they name
 
   bool in_kernel(size_t i) const {
     return i > signature.body && i < outline.partner[signature.body];

@@ -72,9 +72,10 @@ class Pool {
 
  private:
   bool add_thread() {
-    // Signals are for the program's own threads.
+    // Signals are for the program's own threads, but for the one that division.cc answers.
     sigset_t all, before;
     sigfillset(&all);
+    sigdelset(&all, SIGFPE);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     bool started = true;
     try {

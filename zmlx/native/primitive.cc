@@ -171,6 +171,7 @@ void Task::run() {
   }
   statistics().launches++;
   parallel(groups, work, [&](zk_worker* worker, uint64_t begin, uint64_t end) {
+    RunningKernel running;
     program.run(&call, worker, begin, end);
   });
   if (failure.set) {
@@ -282,6 +283,14 @@ void KernelPrimitive::eval_cpu(const std::vector<mx::array>& inputs,
   auto task = std::make_shared<Task>();
   task->launch = launch_;
 
+  // Each output of a node holds its inputs, so that none of several outputs could take one over:
+  // all but one let go while that is decided.
+  std::vector<mx::array*> others;
+  for (auto& output : outputs) {
+    if (launch.donate.empty() || &output.inputs() == &inputs || output.is_tracer()) continue;
+    output.inputs().clear();
+    others.push_back(&output);
+  }
   // A non-contiguous input is never donated: it is copied first.
   for (auto [from, to] : launch.donate) {
     const mx::array& input = inputs[from];
@@ -295,6 +304,7 @@ void KernelPrimitive::eval_cpu(const std::vector<mx::array>& inputs,
       statistics().donations++;
     }
   }
+  for (auto* output : others) output->inputs() = inputs;
   bool empty = true;
   for (auto& output : outputs) {
     if (!output.data_shared_ptr()) output.set_data(mx::allocator::malloc(output.nbytes()));

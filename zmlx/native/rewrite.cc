@@ -178,14 +178,16 @@ Unit read_unit(const std::string& metal_text, const Prelude& prelude,
                const RewriteOptions& options) {
   Tokens raw = tokenize(metal_text);
   size_t start = find_kernel(raw);
-  if (start == Outline::none) {
-    throw std::runtime_error("[zmlx] The text has no [[kernel]] function.");
+  if (start == Outline::none || start + 2 >= raw.size()) {
+    throw std::runtime_error("[kernel " + author_name(options.name) +
+                             "] the header opens a comment that it does not close, or the text has "
+                             "no [[kernel]] function");
   }
   Place place;
-  place.kernel = options.name.empty() ? author_name(raw[start + 1].text) : options.name;
+  place.kernel = author_name(options.name.empty() ? raw[start + 1].text : options.name);
   place.header_lines = options.header_lines;
   place.source_lines = options.source_lines;
-  for (size_t i = start; i < raw.size() && !place.body_first_line; ++i) {
+  for (size_t i = start; i + 1 < raw.size() && !place.body_first_line; ++i) {
     if (raw[i].is(")") && raw[i + 1].is("{")) place.body_first_line = raw[i + 1].line + 1;
   }
   return Unit(preprocess(raw, prelude.defines, place), place);

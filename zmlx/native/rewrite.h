@@ -15,7 +15,7 @@ struct RewriteOptions {
   std::string prelude_dir;
   int source_lines = -1;  // of the user's source and header; -1: unknown
   int header_lines = -1;
-  std::string name;  // of the kernel as its author knows it; empty: taken from the text
+  std::string name;  // of the kernel's function; empty: taken from the text
 };
 
 struct Rewritten {

@@ -14,6 +14,7 @@ Parameter read_parameter(const Tokens& tokens, size_t begin, size_t end) {
   Parameter parameter;
   size_t bracket = begin;
   while (bracket < end && !tokens[bracket].is("[")) ++bracket;
+  if (bracket == begin) return parameter;
   if (bracket + 2 < end) {
     std::string attribute = tokens[bracket + 2].text;
     if (attribute == "buffer") {
@@ -233,6 +234,9 @@ Signature read_signature(const Tokens& tokens, const Outline& outline, const Pla
   signature.name_at = start + 1;
   signature.name = signature.call = tokens[start + 1].text;
   signature.open = start + 2;
+  if (tokens[start + 1].kind != Token::word || !tokens[signature.open].is("(")) {
+    place.refuse(tokens[start].line, "the kernel's name is not an identifier");
+  }
   size_t close = outline.partner[signature.open];
   if (close == Outline::none || !tokens[close + 1].is("{")) {
     place.refuse(tokens[start].line, "the kernel has no body");

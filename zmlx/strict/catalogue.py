@@ -42,12 +42,16 @@ class Launch:
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[mx.Dtype, ...]
 
-    def text(self) -> str:
-        """The Metal function that MLX would compile."""
-        return metal_text(
+    def arguments(self) -> tuple[Any, ...]:
+        """The launch as the targets take it."""
+        return (
             self.spec, self.arrays, self.template, self.grid, self.threadgroup, self.shapes,
             self.dtypes,
         )  # fmt: skip
+
+    def text(self) -> str:
+        """The Metal function that MLX would compile."""
+        return metal_text(*self.arguments())
 
 
 @contextmanager
@@ -104,6 +108,14 @@ def launches(names: Iterable[str] = (), *, every_case: bool = False) -> list[Lau
                         _run(op, case, dtype, {**case.options, **options})
             for item in some:
                 found.setdefault(item.text(), item)
+    for name, call in registry.calls():
+        if wanted and name not in wanted:
+            continue
+        for dtype, geometry in zip(DTYPES, ("gpu", "gpu", "cpu"), strict=True):
+            with launch.geometry(geometry, STRICT=next(_recordings)), recording(name) as some:
+                call(dtype)
+            for item in some:
+                found.setdefault(item.text(), item)
     return list(found.values())
 
 
@@ -126,7 +138,7 @@ def _run(op: registry.Op, case: registry.Case, dtype: mx.Dtype, options: dict[st
         values = testing.draw(op, case, dtype, optional=optional)
         function = partial(_with, op, values, options)
         function([], [])
-        wanted = [i for i in op.differentiable if values[i] is not None]
+        wanted = testing.differentiated(op, values)
         for argnums in (wanted, *([i] for i in wanted if len(wanted) > 1)):
             primals = [x for i in argnums if (x := values[i]) is not None]
             cotangents = [mx.ones_like(y) for y in function(argnums, primals)]

@@ -205,7 +205,8 @@ def _maybe_vectors(outline: Outline) -> set[str]:
 
 def _methods(edits: _Edits, outline: Outline) -> None:
     """A member function without an address space is one of `thread` objects, and of temporaries. In
-    OpenCL it is one of any object: hence deleted overloads for the other spaces."""
+    OpenCL it is one of any object: hence deleted overloads for the other spaces, and one without
+    a body for temporaries."""
     for scope in outline.scopes:
         if scope.kind != "function" or scope.parent is None or scope.parent.kind != "type":
             continue
@@ -221,6 +222,12 @@ def _methods(edits: _Edits, outline: Outline) -> None:
             const = "const" if "const" in trailing else ""
             for space in ("__global", "__local"):
                 edits.replace(start, start, f"{head} {const} {space} = delete; ")
+            if "auto" in words:
+                continue  # its type is that of its body, which there is once
+            # The body is that of `thread` objects, so that it may pass on members as `thread T&`.
+            edits.replace(start, start, f"{head} {const}; ")
+            behind = outline.tokens[close + 1 if const else close].end
+            edits.replace(behind, behind, " __private ")
 
 
 def _arms(text: str) -> str:

@@ -97,11 +97,13 @@ def prepare(
     dtypes: tuple[mx.Dtype, ...],
     init_value: float | None,
     constants: tuple[mx.array, ...],
+    donate: tuple[tuple[int, int], ...] = (),
 ) -> Any:
     """The compiled launch; a compile error raises here."""
     return native.load().prepare(
-        _kernel(spec), arrays, template, grid, threadgroup, shapes, dtypes, init_value, constants
-    )
+        _kernel(spec), arrays, template, grid, threadgroup, shapes, dtypes, init_value, constants,
+        donate or None,
+    )  # fmt: skip
 
 
 def launch(prepared: Any, arrays: tuple[mx.array, ...]) -> Any:

@@ -179,6 +179,20 @@ ZK_GEOMETRY(float, float2) ZK_GEOMETRY(float, float3) ZK_GEOMETRY(float, float4)
 half3 cross(half3, half3);
 float3 cross(float3, float3);
 
+// ---- packing --------------------------------------------------------------------------------
+
+#define ZK_PACKING(T)                                                                      \
+  T##4 unpack_unorm4x8_to_##T(uint); T##4 unpack_snorm4x8_to_##T(uint);                     \
+  T##4 unpack_unorm4x8_srgb_to_##T(uint); T##2 unpack_unorm2x16_to_##T(uint);               \
+  T##2 unpack_snorm2x16_to_##T(uint); T##4 unpack_unorm10a2_to_##T(uint);                   \
+  T##3 unpack_unorm565_to_##T(ushort); uint pack_##T##_to_unorm4x8(T##4);                   \
+  uint pack_##T##_to_snorm4x8(T##4); uint pack_##T##_to_srgb_unorm4x8(T##4);                \
+  uint pack_##T##_to_unorm2x16(T##2); uint pack_##T##_to_snorm2x16(T##2);                   \
+  uint pack_##T##_to_unorm10a2(T##4); ushort pack_##T##_to_unorm565(T##3);
+ZK_PACKING(half)
+ZK_PACKING(float)
+#undef ZK_PACKING
+
 namespace precise {
 using namespace metal;
 }

@@ -327,10 +327,24 @@ struct zk_pair {
 template <typename A, typename B>
 zk_pair<A, B> zk_arms(A, B);
 
-// Packed vectors have the alignment of an element.
+// Packed vectors have the alignment of an element. Components by name are there, swizzles are not.
 template <typename T, int N>
-struct packed_vec {
-  T zk_elements[N];
+struct zk_packed_fields;
+#define ZK_PACKED_FIELDS(N, FIELDS, RED)      \
+  template <typename T>                       \
+  struct zk_packed_fields<T, N> {             \
+    union {                                   \
+      T zk_elements[N];                       \
+      struct { T FIELDS; };                   \
+      struct { T RED; };                      \
+    };                                        \
+  };
+ZK_PACKED_FIELDS(2, x ZK_COMMA y, r ZK_COMMA g)
+ZK_PACKED_FIELDS(3, x ZK_COMMA y ZK_COMMA z, r ZK_COMMA g ZK_COMMA b)
+ZK_PACKED_FIELDS(4, x ZK_COMMA y ZK_COMMA z ZK_COMMA w, r ZK_COMMA g ZK_COMMA b ZK_COMMA a)
+#undef ZK_PACKED_FIELDS
+template <typename T, int N>
+struct packed_vec : zk_packed_fields<T, N> {
   packed_vec() = default;
   packed_vec(vec<T, N>);
   packed_vec(T);

@@ -1,45 +1,46 @@
-"""Expressions of the Metal language: literals, swizzles, conditionals, plain statements."""
+"""Expressions and statements: literals, swizzles, conditionals, plain statements."""
 
 from __future__ import annotations
 
 import mlx.core as mx
 import numpy as np
-from language_case import INDEX, Case, X, in_all_ways
+
+from .row import INDEX, Row, X
 
 LITERALS = {
-    "an unsuffixed literal is a float": Case("r = sizeof(1.0) + sizeof(1e3) + sizeof(.5);", 12),
-    "arithmetic of literals rounds to float": Case("r = (16777216.0 + 1.0) - 16777216.0;", 0),
-    "hexadecimal floats": Case("r = 0x1p-3 + 0x1.8p1f;", 3.125),
-    "integers keep their types": Case("r = sizeof(1u) + sizeof(1ul) + 0xEF + 0b11 + 1'000;", 1254),
-    "half literals": Case("r = sizeof(1.5h) + 1.5h + 2e1H + 1.h;", 24.5),
-    "bfloat literals": Case("r = sizeof(1.5bf) + 1.5bf + float(0x1p1BF);", 5.5),
-    "a half literal rounds": Case("r = float(0.1h) == float(half(0.1f));", 1),
-    "characters": Case("r = 'A' + int('\\n');", 75),
+    "an unsuffixed literal is a float": Row("r = sizeof(1.0) + sizeof(1e3) + sizeof(.5);", 12),
+    "arithmetic of literals rounds to float": Row("r = (16777216.0 + 1.0) - 16777216.0;", 0),
+    "hexadecimal floats": Row("r = 0x1p-3 + 0x1.8p1f;", 3.125),
+    "integers keep their types": Row("r = sizeof(1u) + sizeof(1ul) + 0xEF + 0b11 + 1'000;", 1254),
+    "half literals": Row("r = sizeof(1.5h) + 1.5h + 2e1H + 1.h;", 24.5),
+    "bfloat literals": Row("r = sizeof(1.5bf) + 1.5bf + float(0x1p1BF);", 5.5),
+    "a half literal rounds": Row("r = float(0.1h) == float(half(0.1f));", 1),
+    "characters": Row("r = 'A' + int('\\n');", 75),
 }
 
 SWIZZLES = {
-    "read": Case(
+    "read": Row(
         "float4 v(x[i], 1, 2, 3); float3 w = v.zyx;"
         "r = w.x + w.y * 10 + v.xw.y + v.rgb.b + v.wzyx.w;",
         2 + 10 + 3 + 2 + X,
     ),
-    "assigned": Case(
+    "assigned": Row(
         "float4 v(0); v.xy = float2(x[i], 1); v.wz = v.xy; v.yx += 2.0; v.zw *= float2(2, 3);\n"
         "r = v.x + v.y * 1000 + v.z * 10 + v.w;",
         (X + 2) + 3000 + 20 + 3 * X,
     ),
-    "through pointers and of results": Case(
+    "through pointers and of results": Row(
         "float4 v(x[i], 1, 2, 3); thread float4* p = &v; p->yz = p->zy;\n"
         "r = p->xy.y + float4(v).yz.x + make(x[i]).yx.x;",
         2 + 2 + X,
         "float2 make(float a) { return float2(1, a); }",
     ),
-    "in a template": Case(
+    "in a template": Row(
         "r = swapped<float2>(float2(1, x[i])).x;",
         X,
         "template <typename V> V swapped(V v) { return v.yx; }",
     ),
-    "fields that look like swizzles": Case(
+    "fields that look like swizzles": Row(
         "Box b; b.xy = float2(x[i], 2); b.ab = 3; r = b.xy.x + b.xy.y + b.ab;",
         X + 5,
         "struct Box { float2 xy; float ab; };",
@@ -47,46 +48,44 @@ SWIZZLES = {
 }
 
 CONDITIONALS = {
-    "half and float": Case(
-        "half h = x[i]; r = (i > 3 ? h : 0.25f) + (i > 3 ? 0.25 : h);", X + 0.25
-    ),
-    "half and half stay half": Case(
+    "half and float": Row("half h = x[i]; r = (i > 3 ? h : 0.25f) + (i > 3 ? 0.25 : h);", X + 0.25),
+    "half and half stay half": Row(
         "half h = 1.0h, g = 0.0004h; auto a = i > 3 ? h : g; r = sizeof(a) + float(a + g) * 0;", 2
     ),
-    "half and int": Case(
+    "half and int": Row(
         "half h = 0.5h; auto a = i > 3 ? h : 0; r = a + sizeof(a);", (INDEX > 3) / 2 + 2
     ),
-    "bfloat and int": Case(
+    "bfloat and int": Row(
         "bfloat b = 0.5bf; auto a = i > 3 ? b : 0; r = a + sizeof(a);", (INDEX > 3) / 2 + 2
     ),
-    "nested": Case(
+    "nested": Row(
         "half h = 2.0h; r = i < 2 ? h : i < 4 ? 0.5 : i < 6 ? h + h : 1u;",
         np.select([INDEX < 2, INDEX < 4, INDEX < 6], [2, 0.5, 4], 1),
     ),
-    "in arguments, subscripts and initialisers": Case(
+    "in arguments, subscripts and initialisers": Row(
         "half h = x[i]; float a[2] = {i > 3 ? h : 1.0f, 5};"
         "r = max(i > 3 ? h : 0.0f, a[i > 3 ? 1 : 0]);",
         np.where(INDEX > 3, np.maximum(X, 5), 1),
     ),
-    "vectors, pointers and structs pass": Case(
+    "vectors, pointers and structs pass": Row(
         "half k = 1; Pair p = {1, 2}, q = {3, 4}; const device float* a = i > 3 ? x : x + 1;\n"
         "float2 v = i > 3 ? float2(1) : float2(2, 3); r = a[0] + v.y + (i > 3 ? p : q).b * k;",
         np.where(INDEX > 3, 1.5 + 1 + 2, -2 + 3 + 4),
         "struct Pair { float a, b; };",
     ),
-    "after template lists": Case(
+    "after template lists": Row(
         "half h = 2; r = metal::is_same_v<T, half> ? h : 0.5; r += pick<2, 3>(0) > 2 ? h : 1;"
         "r += sizeof(vec<half, 4>) == 8 && is_integral<int>::value ? 10 : h;",
         2 + 2 + 10,
         "template <int A, int B> int pick(int k) { return k ? A : B; }",
         {"T": mx.float16},
     ),
-    "after casts, calls and comparisons": Case(
+    "after casts, calls and comparisons": Row(
         "half h = x[i]; bool b = i > 3; r = (int)b ? h : 0.0f; r += float(i) >= 4 && b ? 1.0h : 0;"
         "if (b) r += b ? h : 1; else r -= !b ? h : 1;",
         np.where(INDEX > 3, 2 * X + 1, -X),
     ),
-    "as a template argument": Case(
+    "as a template argument": Row(
         "half h = 0; float a[N > 3 ? 2 : 1]; Sized<(N > 3 ? 8 : 4)> s;"
         "r = sizeof(a) + sizeof(s) + h;",
         16,
@@ -96,21 +95,21 @@ CONDITIONALS = {
 }
 
 STATEMENTS = {
-    "switch, do, comma": Case(
+    "switch, do, comma": Row(
         "int k = 0; switch (i % 3) { case 0: k = 1; break; case 1: k = 2; default: k += 10; }\n"
         "do ++k, ++k; while (k < 3); r = k;",
         np.select([INDEX % 3 == 0, INDEX % 3 == 1], [3, 14], 12),
     ),
-    "new keywords of C++ are names": Case(
+    "new keywords of C++ are names": Row(
         "int concept = 1, requires = 2; r = concept + requires;", 3
     ),
-    "static assertions and sizes": Case(
+    "static assertions and sizes": Row(
         'static_assert(sizeof(float3) == 16, "as Metal");'
         "static_assert(sizeof(packed_float3) == 12);"
         "r = sizeof(float4) + sizeof(x[0]);",
         20,
     ),
-    "no contraction where the source says so": Case(
+    "no contraction where the source says so": Row(
         """
         #pragma METAL fp contract(off)
         float a = 1.0f + 0x1p-12f, b = a * a;
@@ -118,33 +117,23 @@ STATEMENTS = {
         """,
         0,
     ),
-    "wide integers": Case(
+    "wide integers": Row(
         "long big = 1l << 40; ulong mask = ~0ul; int64_t same = big;"
         "r = float(big >> 38) + (mask >> 60) + (same == big);",
         4 + 15 + 1,
     ),
-    "qualified names": Case(
+    "qualified names": Row(
         "r = metal::precise::exp(0.0f) + fast::cos(0.0f) + metal::max(x[i], 0.0f);"
         "r += precise::sqrt(4.0f);",
         2 + np.maximum(X, 0) + 2,
     ),
-    "returning early": Case("if (i % 2) return; r = x[i];", np.where(INDEX % 2, -9, X)),
-    "attributes of functions": Case(
+    "returning early": Row(
+        "out[i] = x[i]; if (i % 2) return; out[i] = i;", np.where(INDEX % 2, X, INDEX), stores=True
+    ),
+    "attributes of functions": Row(
         "r = f(x[i]);",
         X + 1,
         "[[clang::always_inline]] inline float f(float a) { return a + 1; }\n"
         "__attribute__((always_inline)) inline float g(float a) { return a; }",
     ),
 }
-
-
-@in_all_ways(
-    {
-        "literals": LITERALS,
-        "swizzles": SWIZZLES,
-        "conditionals": CONDITIONALS,
-        "statements": STATEMENTS,
-    }
-)
-def test_case(case: Case, way: str) -> None:
-    case.check(way)

@@ -1,0 +1,62 @@
+"""Every row of the table of the language computes what it says, in every way that threads run."""
+
+from __future__ import annotations
+
+import pytest
+from metal_source import SCHEDULES, schedule
+
+import zmlx
+from zmlx import strict
+from zmlx.language import REFUSALS, SECTIONS, Row
+from zmlx.targets import cpu
+
+ROWS = {
+    f"{section}: {name}": row for section, rows in SECTIONS.items() for name, row in rows.items()
+}
+TOGETHER = {name: row for name, row in ROWS.items() if row.together}
+APART = {name: row for name, row in ROWS.items() if not row.together}
+#: Groups of one thread are plain loops that the compiler sees through, others are nested loops, and
+#: those whose threads meet are fibers.
+WAYS = {"one thread": (1, False), "loop": (8, False), "fibers": (8, True)}
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu():
+    with zmlx.target("cpu"):
+        yield
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("row", APART.values(), ids=APART)
+def test_threads_on_their_own(row: Row, way: str) -> None:
+    group, meet = WAYS[way]
+    row.check(group, meet=meet)
+
+
+@pytest.mark.parametrize("row", TOGETHER.values(), ids=TOGETHER)
+def test_threads_that_work_together(row: Row) -> None:
+    for order in SCHEDULES:
+        with schedule(order):
+            row.check()
+
+
+@pytest.mark.parametrize("group", [1, 32])
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_there_is_not_names_line_and_remedy(name: str, group: int) -> None:
+    refusal = REFUSALS[name]
+    with pytest.raises(RuntimeError) as caught:
+        cpu.prepare(*refusal.arguments(group), None, ())
+    said = str(caught.value)
+    assert said.startswith("[kernel wrong_")
+    assert said.partition("] ")[2] == f"{refusal.place()}: {refusal.message}"
+
+
+def test_every_row_is_metal() -> None:
+    """The strict front end takes it too, and would refuse what only the CPU takes."""
+    pytest.importorskip("ziglang")
+    texts = [cpu.text(row_arguments[0], "metal", *row_arguments[1:])
+             for row_arguments in (row.arguments() for row in ROWS.values())]  # fmt: skip
+    # Metal has lambdas from 3.2 on.
+    found = dict(zip(ROWS, strict.check_many(texts, version=320), strict=True))
+    refused = {name: [str(p) for p in problems] for name, problems in found.items() if problems}
+    assert not refused

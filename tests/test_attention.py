@@ -1,0 +1,320 @@
+"""scaled_dot_product_attention beyond what its entry's tests say: MLX's own results, identities,
+masks of every shape, random configurations, memory."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from autograd import make_vjp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zmlx import launch
+from zmlx.kernels import scaled_dot_product_attention as attention
+from zmlx.kernels.attention import scaled_dot_product_attention_reference as reference
+from zmlx.registry import get
+from zmlx.testing import assert_matches, float64_namespace, gradients, to_numpy
+
+KINDS = ("cpu", "gpu")
+
+
+def arrays(*shapes, dtype=mx.float32, seed=0):
+    rng = np.random.default_rng(seed)
+    return [mx.array(rng.standard_normal(s)).astype(dtype) for s in shapes]
+
+
+def qkv(b=1, h=2, k=1, queries=37, keys=70, d=16, v=8, **more):
+    return arrays((b, h, queries, d), (b, k, keys, d), (b, k, keys, v), **more)
+
+
+def oracle(values, weights, which, kind, options):
+    """Outputs in NumPy's `kind`, and gradients of their sum with `weights`."""
+    xp = float64_namespace()
+    fixed = [None if x is None else to_numpy(x) for x in values]
+    fixed = [x.astype(kind) if x is not None and x.dtype == np.float64 else x for x in fixed]
+
+    def outputs(full):
+        y = reference(*full, **options, xp=xp)
+        return y if isinstance(y, tuple) else (y,)
+
+    def total(some, i):
+        ys = outputs([*fixed[:i], some, *fixed[i + 1 :]])
+        return sum(xp.sum(y * w.astype(kind)) for y, w in zip(ys, weights, strict=True))
+
+    grads = [make_vjp(lambda x, i=i: total(x, i), 0)(fixed[i])[0](kind(1)) for i in which]
+    return outputs(fixed), grads
+
+
+def check(values, which=(0, 1, 2), absolute=0.0, **options):
+    """Values and gradients against float64; `absolute` is allowed besides the rule's bound."""
+    out = attention(*values, **options)
+    outputs = out if isinstance(out, tuple) else (out,)
+    cotangents = arrays(*[o.shape for o in outputs], seed=5)
+    cotangents = [c.astype(o.dtype) for c, o in zip(cotangents, outputs, strict=True)]
+    weights = [to_numpy(c) for c in cotangents]
+    (want, dwant), (base, dbase) = (
+        oracle(values, weights, which, kind, options) for kind in (np.float64, np.float32)
+    )
+    for got, w, b in zip(outputs, want, base, strict=True):
+        assert_matches(got, w, b, name="output")
+    got = gradients(lambda *xs: attention(*xs, **options), values, which, cotangents)
+    for i, g, w, b in zip(which, got, dwant, dbase, strict=True):
+        assert g.dtype == values[i].dtype
+        assert_matches(g, w, np.asarray(b) + absolute / 2, name=f"gradient {i}")
+
+
+# ---- MLX's own ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mask", [None, "causal", "bool", "added"])
+def test_equals_mlx(kind, mask):
+    q, k, v = qkv(b=2)
+    (scores,) = arrays((2, 1, 37, 70), seed=3)
+    given = {"bool": scores > 0, "added": scores}.get(mask, mask)
+    want = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.3, mask=given)
+    with launch.geometry(kind):
+        if mask == "causal":
+            got = attention(q, k, v, scale=0.3, causal=True)
+        else:
+            got = attention(q, k, v, given, scale=0.3)
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+
+
+def test_queries_without_keys_are_as_in_mlx():
+    q, k, v = qkv(queries=70, keys=5, k=2)
+    sinks = mx.array([0.5, -1.0])
+    mask = mx.zeros((70, 5), dtype=mx.bool_)
+    mask[::2, 1] = True
+    mlx = mx.fast.scaled_dot_product_attention
+    for got, want in (
+        (attention(q, k, v, mask, scale=1.0), mlx(q, k, v, scale=1.0, mask=mask)),
+        (attention(q, k, v, scale=1.0, causal=True), mlx(q, k, v, scale=1.0, mask="causal")),
+        (
+            attention(q, k, v, mask, sinks, scale=1.0),
+            mlx(q, k, v, scale=1.0, mask=mask, sinks=sinks),
+        ),
+        (
+            attention(q, k, v, mx.where(mask, 0.0, -mx.inf), scale=1.0),
+            mlx(q, k, v, scale=1.0, mask=mx.where(mask, 0.0, -mx.inf)),
+        ),
+    ):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("near", [{"causal": True}, {"window": 4}, {"causal": True, "window": 4}],
+                         ids=str)  # fmt: skip
+def test_a_mask_that_drops_all_that_is_near(kind, near):
+    """Keys that are too far stay out, whatever tile they are in."""
+    q, k, v = qkv(b=1, h=2, k=1, queries=70, keys=150)
+    keep = mx.array(np.random.default_rng(2).random((70, 150)) > 0.8)
+    keep[3] = False
+    keep[60] = False
+    with launch.geometry(kind):
+        check([q, k, v, keep], **near)
+        check([q, k, v, mx.where(keep, 0.0, -1e30)], **near)
+
+
+# ---- masks --------------------------------------------------------------------------------------
+
+MASKS = [
+    (2, 4, 37, 70),
+    (1, 1, 37, 70),
+    (37, 70),
+    (2, 1, 1, 70),
+    (1, 4, 37, 1),
+    (1,),
+    (2, 1, 37, 70),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", MASKS, ids=str)
+def test_gradient_of_an_added_mask_of_any_shape(kind, shape):
+    (mask,) = arrays(shape, seed=4)
+    # A shift of all scores changes nothing, so that what is summed over keys cancels.
+    with launch.geometry(kind):
+        values = [*qkv(b=2, h=4, k=2), mask]
+        check(values, which=(0, 1, 2, 3), absolute=1e-5, causal=shape == (37, 70))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", MASKS, ids=str)
+def test_bool_masks_of_any_shape(kind, shape):
+    (scores,) = arrays(shape, seed=4)
+    with launch.geometry(kind):
+        check([*qkv(b=2, h=4, k=2), scores > -0.5])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True}, {"window": 5}, {"softcap": 1.5}], ids=str
+)
+def test_lse_may_be_differentiated(kind, options):
+    (sinks,) = arrays((2,), seed=6)
+    with launch.geometry(kind):
+        # Two sinks, whose gradients are sums of 37 terms of either sign each.
+        check([*qkv(), None, sinks], (0, 1, 2, 4), absolute=1e-6, return_lse=True, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gradient_asked_for_alone_is_the_same(kind):
+    """dq has a kernel of its own where dk and dv are not asked for."""
+    values = qkv(h=4, k=2)
+    (sinks,) = arrays((4,), seed=6)
+    (mask,) = arrays((37, 70), seed=7)
+    values += [mask, sinks]
+    cotangents = arrays((1, 4, 37, 8), seed=8)
+    with launch.geometry(kind):
+        together = gradients(attention, values, range(5), cotangents)
+        for i, want in enumerate(together):
+            (got,) = gradients(attention, values, [i], cotangents)
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_the_backward_is_the_same_every_time():
+    values = qkv(b=2, h=4, k=2, queries=300, keys=300, d=32, v=32)
+    cotangents = arrays((2, 4, 300, 32))
+    first = gradients(attention, values, range(3), cotangents)
+    for _ in range(5):
+        for a, b in zip(gradients(attention, values, range(3), cotangents), first, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+# ---- identities ---------------------------------------------------------------------------------
+
+
+def test_the_order_of_keys_does_not_matter():
+    q, k, v = qkv(keys=200)
+    order = mx.array(np.random.default_rng(0).permutation(200))
+    got = attention(q, k[:, :, order], v[:, :, order])
+    np.testing.assert_allclose(got, attention(q, k, v), rtol=1e-5, atol=1e-6)
+
+
+def test_a_window_of_the_length_is_causal():
+    q, k, v = qkv(queries=70)
+    got = attention(q, k, v, causal=True, window=70)
+    np.testing.assert_array_equal(got, attention(q, k, v, causal=True))
+
+
+def test_a_sink_of_minus_infinity_is_none():
+    q, k, v = qkv()
+    got = attention(q, k, v, sinks=mx.array([-mx.inf, -mx.inf]))
+    np.testing.assert_allclose(got, attention(q, k, v), rtol=1e-6, atol=1e-7)
+
+
+def test_heads_that_share_keys_equal_repeated_keys():
+    q, k, v = qkv(h=6, k=2)
+    again = attention(q, mx.repeat(k, 3, axis=1), mx.repeat(v, 3, axis=1))
+    np.testing.assert_array_equal(attention(q, k, v), again)
+
+
+def test_a_new_length_compiles_nothing():
+    from zmlx import metal
+
+    attention(*qkv(queries=100, keys=100), causal=True, window=3).sum().item()
+    before = metal.statistics()["compiles"]
+    for n in (101, 150, 311):
+        attention(*qkv(queries=n, keys=n), causal=True, window=n % 7 + 1, scale=n).sum().item()
+    assert metal.statistics()["compiles"] == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("d", [1, 7, 32, 64, 80, 96, 100, 128, 192, 256])
+def test_any_head_dimension(kind, d):
+    with launch.geometry(kind):
+        check(qkv(b=1, h=1, queries=9, keys=12, d=d, v=max(1, 257 - d) if d > 128 else d))
+
+
+def test_dtypes_promote_as_in_mlx():
+    q, k, v = qkv()
+    out = attention(q.astype(mx.bfloat16), k, v.astype(mx.float16))
+    assert out.dtype == mx.float32
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_random_configurations(data):
+    def draw(a, b):
+        return data.draw(st.integers(a, b))
+
+    group, kv, d, v = draw(1, 3), draw(1, 2), draw(1, 3) * 8, draw(1, 3) * 8
+    b, queries, keys = draw(1, 2), draw(1, 140), draw(1, 140)
+    options = {"causal": data.draw(st.booleans()), "return_lse": data.draw(st.booleans())}
+    if data.draw(st.booleans()):
+        options["window"] = draw(1, 150)
+    if data.draw(st.booleans()):
+        options["softcap"] = 2.5
+    heads = group * kv
+    values = [*qkv(b, heads, kv, queries, keys, d, v), None, None]
+    which = [0, 1, 2]
+    if data.draw(st.booleans()):
+        shape = [data.draw(st.sampled_from((1, n))) for n in (b, heads, queries, keys)]
+        (values[3],) = arrays(shape, seed=8)
+        which.append(3)
+    if data.draw(st.booleans()):
+        (values[4],) = arrays((heads,), seed=9)
+        which.append(4)
+    # Where one key is left, dq and dk are differences of equal numbers, which are larger than they.
+    check(values, which, absolute=2e-5, **options)
+
+
+# ---- memory -------------------------------------------------------------------------------------
+
+
+def peak_bytes(length):
+    q, k, v = arrays(*[(1, 2, length, 64)] * 3)
+    mx.eval(q, k, v)
+    mx.synchronize()
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    grads = mx.grad(lambda *x: attention(*x, causal=True).sum(), argnums=(0, 1, 2))(q, k, v)
+    mx.eval(grads)
+    return mx.get_peak_memory() - before
+
+
+def check_memory(lengths):
+    sizes = [peak_bytes(n) / n for n in lengths]
+    assert max(sizes) <= 1.2 * min(sizes), dict(zip(lengths, sizes, strict=True))
+
+
+def test_memory_is_linear_in_the_length():
+    check_memory((1024, 2048))
+
+
+@pytest.mark.slow
+def test_memory_is_linear_up_to_16k():
+    check_memory((1024, 4096, 16384))
+
+
+# ---- errors -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mask": mx.zeros((3, 70))}, r"'mask' must broadcast to \(1, 2, 37, 70\) but got"),
+        ({"sinks": mx.zeros((3,))}, r"'sinks' must have shape \(2,\) but got \(3,\)"),
+        ({"window": 0}, r"'window' must be in \[1, 2\^30\) but got 0"),
+        ({"window": 1.0}, "'window' must be an integer but got float"),
+        ({"softcap": -1.0}, "'softcap' must be positive but got -1.0"),
+        ({"causal": 1}, "'causal' must be True or False but got int"),
+        ({"scale": "a"}, "'scale' must be a number but got str"),
+        ({"k": mx.zeros((1, 1, 70, 15))}, r"'k' must have shape \(1, K, S, 16\)"),
+        ({"v": mx.zeros((1, 1, 71, 8))}, r"'v' must have shape \(1, 1, 70, V\)"),
+        ({"q": mx.zeros((1, 3, 37, 16)), "k": mx.zeros((1, 2, 70, 16)),
+          "v": mx.zeros((1, 2, 70, 8))}, "'k' must have a number of heads that divides the 3"),
+    ],
+)  # fmt: skip
+def test_errors(change, message):
+    q, k, v = qkv()
+    arguments = {"q": q, "k": k, "v": v, **change}
+    with pytest.raises(
+        (ValueError, TypeError), match=rf"\[scaled_dot_product_attention\] {message}"
+    ):
+        attention(**arguments)
+
+
+def test_the_entry_benchmarks_operations():
+    assert get("scaled_dot_product_attention").flops

@@ -1,0 +1,197 @@
+"""decode_attention, paged_attention and quantized_attention equal the plain op, and keep to what
+tables and lengths allow."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from zmlx import checks, launch
+from zmlx.kernels import (
+    decode_attention,
+    paged_attention,
+    quantized_attention,
+    scaled_dot_product_attention,
+)
+
+KINDS = ("cpu", "gpu")
+OPTIONS = [{}, {"causal": True}, {"window": 40}, {"causal": True, "window": 9, "softcap": 2.0}]
+
+
+def arrays(*shapes, dtype=mx.float32, seed=0):
+    rng = np.random.default_rng(seed)
+    return [mx.array(rng.standard_normal(s)).astype(dtype) for s in shapes]
+
+
+def qkv(b=2, h=4, k=2, queries=3, keys=300, d=32, v=16, **more):
+    return arrays((b, h, queries, d), (b, k, keys, d), (b, k, keys, v), **more)
+
+
+def each_batch(q, k, v, lengths, **options):
+    """The plain op on the keys that each batch has."""
+    return mx.concatenate(
+        [
+            scaled_dot_product_attention(
+                q[i : i + 1], k[i : i + 1, :, :n], v[i : i + 1, :, :n], **options
+            )
+            for i, n in enumerate(lengths)
+        ]
+    )
+
+
+def paged(x, size, rng, spare=3):
+    """Keys as shuffled blocks, and the table; what no batch has is NaN."""
+    b, kv, s, d = x.shape
+    count = -(-s // size)
+    order = rng.permutation(b * count + spare)
+    cache = np.full((b * count + spare, size, kv, d), np.nan, dtype=np.float32)
+    table = order[: b * count].reshape(b, count)
+    padded = np.full((b, count * size, kv, d), np.nan, dtype=np.float32)
+    padded[:, :s] = np.array(x.astype(mx.float32)).transpose(0, 2, 1, 3)
+    for i in range(b):
+        cache[table[i]] = padded[i].reshape(count, size, kv, d)
+    return mx.array(cache).astype(x.dtype), mx.array(table.astype(np.int32))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_decode_equals_the_plain_op(kind, options):
+    q, k, v = qkv()
+    sinks = mx.array([0.5, -1.0, 2.0, 0.0])
+    with launch.geometry(kind):
+        got = decode_attention(q, k, v, sinks=sinks, **options)
+        want = scaled_dot_product_attention(q, k, v, sinks=sinks, **options)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+        lengths = (300, 17)
+        got = decode_attention(q, k, v, mx.array(lengths), sinks, **options)
+        want = each_batch(q, k, v, lengths, sinks=sinks, **options)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [1, 7, 16, 64])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_paged_equals_the_plain_op(kind, size, options):
+    q, k, v = qkv()
+    rng = np.random.default_rng(1)
+    cache_k, table = paged(k, size, rng)
+    cache_v, _ = paged(v, size, np.random.default_rng(1))
+    lengths = (300, 41)
+    with launch.geometry(kind):
+        got = paged_attention(q, cache_k, cache_v, table, mx.array(lengths), **options)
+        want = each_batch(q, k, v, lengths, **options)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+def test_quantized_equals_the_plain_op(kind, bits, group_size, dtype):
+    q, k, v = qkv(d=128, v=256 if group_size == 32 else 128, keys=77, dtype=dtype)
+    some = [mx.quantize(x, group_size, bits) for x in (k, v)]
+    expanded = [mx.dequantize(*x, group_size, bits).astype(mx.float32) for x in some]
+    with launch.geometry(kind):
+        got = quantized_attention(q, *some[0], *some[1], bits=bits, causal=True)
+    want = scaled_dot_product_attention(q.astype(mx.float32), *expanded, causal=True)
+    # MLX rounds what it expands to the dtype.
+    eps = {mx.float32: 1e-6, mx.float16: 2**-10, mx.bfloat16: 2**-7}[dtype]
+    assert got.dtype == dtype
+    np.testing.assert_allclose(got.astype(mx.float32), want, rtol=10 * eps, atol=10 * eps)
+
+
+def test_a_slice_of_a_cache_is_read_where_it_lies():
+    from zmlx import metal
+
+    q, k, v = qkv(queries=1, keys=512)
+    before = metal.statistics()["contiguous_copies"]
+    for n in (100, 300):
+        got = decode_attention(q, k[:, :, :n], v[:, :, :n])
+        mx.eval(got)
+        assert metal.statistics()["contiguous_copies"] == before
+        want = scaled_dot_product_attention(q, k[:, :, :n], v[:, :, :n])
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+        before = metal.statistics()["contiguous_copies"]
+
+
+def test_values_that_do_not_lie_side_by_side():
+    q, k, v = qkv()
+    turned = [mx.contiguous(x.swapaxes(2, 3)).swapaxes(2, 3) for x in (k, v)]
+    np.testing.assert_allclose(decode_attention(q, *turned), decode_attention(q, k, v), rtol=1e-6)
+
+
+def test_a_new_length_compiles_nothing():
+    from zmlx import metal
+
+    q, k, v = qkv(queries=1, keys=2000)
+    mx.eval(decode_attention(q, k[:, :, :100], v[:, :, :100]))
+    before = metal.statistics()["compiles"]
+    for n in (101, 555, 1999):
+        mx.eval(decode_attention(q, k[:, :, :n], v[:, :, :n]))
+    assert metal.statistics()["compiles"] == before
+
+
+def test_no_keys_are_nan_and_with_sinks_zero():
+    q, k, v = qkv()
+    lengths = mx.array([0, 5])
+    out = np.array(decode_attention(q, k, v, lengths))
+    assert np.isnan(out[0]).all()
+    assert np.isfinite(out[1]).all()
+    out = np.array(decode_attention(q, k, v, lengths, mx.zeros((4,))))
+    assert (out[0] == 0).all()
+    assert np.isfinite(out[1]).all()
+
+
+# ---- values that only the device knows ----------------------------------------------------------
+
+
+def bad_calls():
+    q, k, v = qkv()
+    cache, table = paged(k, 16, np.random.default_rng(1))
+    wild = np.array(table)
+    wild[1, 2] = 10_000_000
+    few = mx.array([300, 20])
+    return {
+        "lengths": lambda: decode_attention(q, k, v, mx.array([300, 301])),
+        "lengths below": lambda: decode_attention(q, k, v, mx.array([-1, 5])),
+        "block_table": lambda: paged_attention(q, cache, cache, mx.array(wild), mx.array([9, 300])),
+        "context_lens": lambda: paged_attention(q, cache, cache, table, mx.array([305, 20])),
+        "good": lambda: paged_attention(q, cache, cache, mx.array(wild), few),
+    }
+
+
+@pytest.mark.parametrize("name", ["lengths", "lengths below", "block_table", "context_lens"])
+def test_values_out_of_range_raise(name, monkeypatch):
+    call = bad_calls()[name]
+    out = call()
+    with pytest.raises(RuntimeError, match="must be in range but got"):
+        mx.eval(out)
+    monkeypatch.setattr(checks, "ENABLED", True)
+    argument = name.split()[0]
+    with pytest.raises(ValueError, match=rf"_attention\] '{argument}' must be in range but got"):
+        call()
+
+
+def test_entries_past_the_context_are_not_read():
+    assert np.isfinite(np.array(bad_calls()["good"]())).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda q, k, v: decode_attention(q, k, v.astype(mx.float16)),
+         r"\[decode_attention\] 'v' must have q's dtype float32 but got float16"),
+        (lambda q, k, v: decode_attention(q, k, v, mx.array([1])),
+         r"\[decode_attention\] 'lengths' must have shape \(2,\) but got \(1,\)"),
+        (lambda q, k, v: paged_attention(q, k, v, mx.zeros((2, 1), mx.int32), mx.array([1, 1])),
+         r"\[paged_attention\] 'k_cache' must have shape"),
+        (lambda q, k, v: quantized_attention(q, *mx.quantize(k, 32, 8), *mx.quantize(k, 32, 8),
+                                             bits=3),
+         r"\[quantized_attention\] 'bits' must be 4 or 8 but got 3"),
+        (lambda q, k, v: quantized_attention(q, *mx.quantize(k, 32, 8), *mx.quantize(k, 32, 8),
+                                             bits=4),
+         r"\[quantized_attention\] 'k' must have shape \(2, K, S, 4\)"),
+    ],
+)  # fmt: skip
+def test_errors(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(*qkv())

@@ -1,0 +1,129 @@
+"""kl_div and js_div: PyTorch's conventions, zeros, and the ends of beta."""
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from zmlx import metal
+from zmlx.kernels import js_div, kl_div
+
+RNG = np.random.default_rng(0)
+REDUCTIONS = ("none", "mean", "sum", "batchmean")
+
+
+def log_probabilities(*shape):
+    x = RNG.standard_normal(shape)
+    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+
+
+def kl(x, t):
+    return np.where(t > 0, t * (np.log(np.where(t > 0, t, 1.0)) - x), 0.0)
+
+
+def array(x):
+    return mx.array(np.asarray(x, dtype=np.float32))
+
+
+@pytest.mark.parametrize("log_target", [False, True])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_kl_div_reduces_as_pytorch(reduction, log_target):
+    x, log_t = log_probabilities(4, 3, 6), log_probabilities(4, 3, 6)
+    loss = kl(x, np.exp(log_t))
+    want = {"none": loss, "mean": loss.mean(), "sum": loss.sum(), "batchmean": loss.sum() / 4}
+    target = log_t if log_target else np.exp(log_t)
+    got = kl_div(array(x), array(target), reduction=reduction, log_target=log_target)
+    np.testing.assert_allclose(np.array(got), want[reduction], rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("log_target", [False, True])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_kl_div_equals_torch_in_both_gradients(reduction, log_target):
+    torch = pytest.importorskip("torch")
+    x, t = log_probabilities(5, 7), log_probabilities(5, 7)
+    t = t if log_target else np.exp(t)
+    tensors = [torch.tensor(v.astype(np.float32), requires_grad=True) for v in (x, t)]
+    torch.nn.functional.kl_div(
+        *tensors, reduction=reduction, log_target=log_target
+    ).sum().backward()
+
+    def loss(a, b):
+        return kl_div(a, b, reduction=reduction, log_target=log_target).sum()
+
+    for got, want in zip(mx.grad(loss, (0, 1))(array(x), array(t)), tensors, strict=True):
+        np.testing.assert_allclose(np.array(got), want.grad.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_kl_div_relates_to_mlx_as_documented():
+    x, t = array(log_probabilities(6, 9)), array(log_probabilities(6, 9))
+    per_row = nn.losses.kl_div_loss(x, t)
+    got = kl_div(x, t, log_target=True, reduction="none").sum(axis=-1)
+    np.testing.assert_allclose(np.array(got), np.array(per_row), rtol=1e-5, atol=1e-6)
+    mean = kl_div(x, t, log_target=True, reduction="batchmean").item()
+    assert mean == pytest.approx(per_row.mean().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("function", [kl_div, js_div])
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+def test_a_probability_of_0_counts_nothing(function, reduction):
+    x = array([[-1.0, -float("inf"), -2.0]])
+    t = array([[0.0, 0.0, 0.7]])
+    some = function(x, t, reduction=reduction).sum().item()
+    assert np.isfinite(some)
+    gradients = mx.grad(lambda a, b: function(a, b, reduction=reduction).sum(), (0, 1))(x, t)
+    assert all(np.isfinite(np.array(g)).all() for g in gradients)
+    assert gradients[1][0, 0].item() == 0
+    if function is kl_div:
+        assert some == pytest.approx(0.7 * (np.log(0.7) + 2.0), rel=1e-5)
+
+
+@pytest.mark.parametrize("beta", [0.1, 0.5, 0.9])
+def test_js_div_is_two_divergences_from_the_mixture(beta):
+    q, p = np.exp(log_probabilities(4, 8)), np.exp(log_probabilities(4, 8))
+    m = beta * p + (1 - beta) * q
+    want = beta * kl(np.log(m), p) + (1 - beta) * kl(np.log(m), q)
+    for target, log_target in ((p, False), (np.log(p), True)):
+        got = js_div(array(np.log(q)), array(target), beta=beta, reduction="none",
+                     log_target=log_target)  # fmt: skip
+        np.testing.assert_allclose(np.array(got), want, rtol=1e-4, atol=1e-6)
+
+
+def test_js_div_is_symmetric_and_at_most_log_2():
+    x, y = array(log_probabilities(5, 9)), array(log_probabilities(5, 9))
+    forth = js_div(x, y, log_target=True, reduction="batchmean").item()
+    assert forth == pytest.approx(js_div(y, x, log_target=True, reduction="batchmean").item(), 1e-5)
+    apart = js_div(array([[0.0, -200.0]]), array([[0.0, 1.0]]), reduction="sum").item()
+    assert apart == pytest.approx(np.log(2), rel=1e-6)
+
+
+def test_js_div_approaches_kl_div_at_its_ends():
+    x, t = array(log_probabilities(3, 6)), array(np.exp(log_probabilities(3, 6)))
+    near = js_div(x, t, beta=1e-3, reduction="sum").item() / 1e-3
+    assert near == pytest.approx(kl_div(x, t, reduction="sum").item(), rel=1e-2)
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0, -1.0, float("nan")])
+def test_a_beta_out_of_range_is_refused(beta):
+    x = array(log_probabilities(3, 6))
+    with pytest.raises(ValueError, match=r"\[js_div\] 'beta' must be between 0 and 1"):
+        js_div(x, x, beta=beta)
+
+
+@pytest.mark.parametrize("function", [kl_div, js_div])
+def test_an_unknown_reduction_is_refused(function):
+    x = array(log_probabilities(3, 6))
+    with pytest.raises(ValueError, match=r"'reduction' must be one of none, mean, sum, batchmean"):
+        function(x, x, reduction="average")
+
+
+@pytest.mark.parametrize("function", [kl_div, js_div])
+def test_a_mean_over_nothing_is_nan(function):
+    assert np.isnan(function(mx.zeros((0, 4)), mx.zeros((0, 4))).item())
+
+
+def test_a_new_beta_compiles_nothing():
+    x, t = array(log_probabilities(3, 6)), array(np.exp(log_probabilities(3, 6)))
+    mx.eval(mx.grad(lambda a: js_div(a, t, beta=0.3))(x))
+    before = metal.statistics()["compiles"]
+    mx.eval(mx.grad(lambda a: js_div(a, t, beta=0.6))(x))
+    assert metal.statistics()["compiles"] == before

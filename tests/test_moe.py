@@ -1,0 +1,384 @@
+"""Mixture of experts: routing, dispatch, combine and the experts, as one layer and in parts."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import zmlx
+from zmlx import launch
+from zmlx.kernels import expert_ffn, moe_combine, moe_dispatch, moe_sort, topk_gating
+from zmlx.kernels.moe_experts import block_size
+from zmlx.testing import assert_matches, to_numpy
+
+GEOMETRIES = pytest.mark.parametrize("geometry", ["cpu", "gpu"])
+
+
+def normal(*shape, seed=0, dtype=mx.float32):
+    return mx.array(np.random.default_rng(seed).standard_normal(shape)).astype(dtype)
+
+
+def layer(x, logits, gate, up, down, top_k=2, **options):
+    """A mixture of experts made of the kernels."""
+    weights, indices = topk_gating(logits, top_k=top_k, **options)
+    routing = moe_sort(indices, num_experts=logits.shape[-1])
+    rows = moe_dispatch(x, routing.positions, routing.order)
+    rows = expert_ffn(rows, gate, up, down, routing.offsets)
+    return moe_combine(rows, weights, routing.positions, routing.order)
+
+
+def plain_layer(x, logits, gate, up, down, top_k=2, xp=mx):
+    """The same: every expert for every token, times its weight or 0."""
+    score = xp.exp(logits - xp.max(logits, axis=-1, keepdims=True))
+    order = xp.argsort(-logits, axis=-1)[..., :top_k]
+    chosen = xp.any(order[..., None] == xp.arange(logits.shape[-1]), axis=-2)
+    score = xp.where(chosen, score, 0.0)
+    weights = score / xp.sum(score, axis=-1, keepdims=True)
+    g = xp.matmul(x, xp.swapaxes(gate, -1, -2))
+    u = xp.matmul(x, xp.swapaxes(up, -1, -2))
+    y = xp.matmul(g / (1 + xp.exp(-g)) * u, xp.swapaxes(down, -1, -2))
+    return xp.sum(xp.swapaxes(weights, 0, 1)[..., None] * y, axis=0)
+
+
+def problem(tokens=37, d=24, h=40, experts=6):
+    shapes = (tokens, d), (tokens, experts), (experts, h, d), (experts, h, d), (experts, d, h)
+    return [normal(*s, seed=i) * (1.0 if i < 2 else s[-1] ** -0.5) for i, s in enumerate(shapes)]
+
+
+# ---- the layer ----------------------------------------------------------------------------------
+
+
+@GEOMETRIES
+@pytest.mark.parametrize("top_k", [1, 2, 6])
+def test_layer_and_gradients_are_those_of_all_experts_masked(geometry, top_k):
+    values = problem()
+    cotangent = normal(37, 24, seed=9)
+
+    def run(function):
+        return mx.vjp(lambda *v: [function(*v, top_k=top_k)], values, [cotangent])
+
+    with launch.geometry(geometry):
+        (out,), got = run(layer)
+    (want,), expected = run(plain_layer)
+    wide = [to_numpy(v) for v in values]
+    assert_matches(out, plain_layer(*wide, top_k=top_k, xp=np), to_numpy(want))
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(to_numpy(a), to_numpy(b), rtol=2e-5, atol=2e-5)
+
+
+def test_layer_in_a_compiled_training_step():
+    values = problem()
+
+    def loss(*v):
+        return mx.square(layer(*v)).mean()
+
+    got = mx.compile(mx.grad(loss, argnums=(0, 1, 2, 3, 4)))(*values)
+    for a, b in zip(got, mx.grad(loss, argnums=(0, 1, 2, 3, 4))(*values), strict=True):
+        np.testing.assert_allclose(to_numpy(a), to_numpy(b), rtol=1e-6, atol=1e-8)
+
+
+def test_permuted_tokens_give_permuted_results():
+    values = problem()
+    order = mx.array(np.random.default_rng(5).permutation(37))
+    out = layer(*values)
+    moved = layer(values[0][order], values[1][order], *values[2:])
+    np.testing.assert_allclose(to_numpy(moved), to_numpy(out[order]), rtol=1e-5, atol=1e-6)
+
+
+def test_permuted_experts_give_the_same_results():
+    x, logits, *weights = problem()
+    order = mx.array([3, 1, 5, 0, 2, 4])
+    out = layer(x, logits, *weights)
+    moved = layer(x, logits[:, order], *[w[order] for w in weights])
+    np.testing.assert_allclose(to_numpy(moved), to_numpy(out), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_all_tokens_to_one_expert(tokens):
+    x, logits, *weights = problem(tokens)
+    logits = mx.where(mx.arange(6) == 4, 50.0, logits)
+    gate, up, down = (w[4] for w in weights)
+    g = x @ gate.T
+    want = (g * mx.sigmoid(g) * (x @ up.T)) @ down.T
+    out = layer(x, logits, *weights, top_k=1)
+    np.testing.assert_allclose(to_numpy(out), to_numpy(want), rtol=1e-4, atol=1e-5)
+    dgate = mx.grad(lambda w: mx.square(layer(x, logits, w, *weights[1:], top_k=1)).sum())(
+        weights[0]
+    )
+    assert not mx.any(dgate[mx.array([0, 1, 2, 3, 5])]).item()
+    assert mx.any(dgate[4]).item()
+
+
+def test_it_is_the_switch_layer_of_mlx_lm():
+    switch = pytest.importorskip("mlx_lm.models.switch_layers")
+    mx.random.seed(1)
+    theirs = switch.SwitchGLU(32, 48, 8)
+    x, indices = normal(50, 32), mx.random.randint(0, 8, (50, 2))
+    routing = moe_sort(indices, num_experts=8)
+    projections = [getattr(theirs, f"{name}_proj").weight for name in ("gate", "up", "down")]
+    rows = expert_ffn(
+        moe_dispatch(x, routing.positions, routing.order), *projections, routing.offsets
+    )
+    want = theirs(x, indices)
+    np.testing.assert_allclose(
+        to_numpy(rows[routing.positions]), to_numpy(want), rtol=1e-5, atol=1e-6
+    )
+
+
+# ---- the router ---------------------------------------------------------------------------------
+
+
+@GEOMETRIES
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_router(geometry, data):
+    groups = data.draw(st.integers(1, 5), "groups")
+    experts = groups * data.draw(st.integers(1, 40), "width")
+    kept = data.draw(st.integers(1, groups), "kept")
+    top_k = data.draw(st.integers(1, experts // groups * kept), "top_k")
+    options = {
+        "scores": data.draw(st.sampled_from(["softmax", "sigmoid"])),
+        "normalize": data.draw(st.booleans()),
+        "scale": data.draw(st.sampled_from([1.0, 2.5])),
+        "n_groups": groups,
+        "topk_groups": kept,
+        "group_score": data.draw(st.sampled_from(["top2", "max"])),
+    }
+    # Multiples of 1/4 tie often.
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    logits = mx.array(np.round(rng.standard_normal((5, experts)) * 4) / 4)
+    logits = logits.astype(mx.float32)
+    bias = None
+    if data.draw(st.booleans(), "biased"):
+        bias = mx.array(rng.permutation(experts) * 3.0).astype(mx.float32)
+    with launch.geometry(geometry):
+        weights, indices = topk_gating(logits, bias, top_k=top_k, **options)
+    picked = np.array(indices)
+    assert all(len(set(row)) == top_k for row in picked)
+    assert picked.max() < experts
+    assert len({e // (experts // groups) for e in picked[0]}) <= kept
+    if bias is not None or groups == 1:
+        reference = zmlx.registry.get("topk_gating").reference
+        want = reference(logits, bias, top_k=top_k, **options)
+        np.testing.assert_array_equal(picked, np.array(want[1]))
+        np.testing.assert_allclose(to_numpy(weights), to_numpy(want[0]), rtol=1e-5, atol=1e-7)
+    if options["normalize"]:
+        np.testing.assert_allclose(to_numpy(weights).sum(-1), options["scale"], rtol=1e-5)
+
+
+@GEOMETRIES
+def test_ties_go_to_the_lower_expert(geometry):
+    with launch.geometry(geometry):
+        _, indices = topk_gating(mx.zeros((3, 70)), top_k=5)
+        _, signed = topk_gating(mx.array([[-0.0, 0.0, -0.0, -1.0]]), top_k=3)
+    assert indices.tolist() == [[0, 1, 2, 3, 4]] * 3
+    assert signed.tolist() == [[0, 1, 2]]
+
+
+@GEOMETRIES
+def test_infinite_and_missing_logits(geometry):
+    inf, nan = float("inf"), float("nan")
+    logits = mx.array([[-inf, 1.0, -inf, 0.0], [nan, 1.0, 2.0, 0.0], [nan, nan, nan, nan]])
+    with launch.geometry(geometry):
+        weights, indices = topk_gating(logits, top_k=3)
+        scores, _ = topk_gating(logits, top_k=3, scores="sigmoid")
+    assert indices.tolist() == [[1, 3, 0], [2, 1, 3], [0, 1, 2]]
+    assert weights[0, 2].item() == 0
+    assert np.isnan(to_numpy(weights)).all(axis=-1).tolist() == [False, True, True]
+    assert np.isnan(to_numpy(scores)).any(axis=-1).tolist() == [False, False, True]
+
+
+def test_a_shift_of_the_logits_changes_nothing_with_softmax():
+    logits = normal(20, 33)
+    weights, indices = topk_gating(logits, top_k=4, normalize=False)
+    moved, same = topk_gating(logits + 8.0, top_k=4, normalize=False)
+    assert indices.tolist() == same.tolist()
+    np.testing.assert_allclose(to_numpy(moved), to_numpy(weights), rtol=1e-5)
+
+
+def test_normalized_weights_are_finite_where_the_scores_vanish():
+    """A bias may choose experts whose softmax is 0 in float32."""
+    logits = mx.array([[200.0, 0.0, 1.0, 0.0]])
+    weights, indices = topk_gating(logits, mx.array([-9.0, 5.0, 4.0, 0.0]), top_k=2)
+    assert indices.tolist() == [[1, 2]]
+    np.testing.assert_allclose(to_numpy(weights), [[0.26894142, 0.73105858]], rtol=1e-6)
+
+
+def test_the_bias_chooses_and_has_no_gradient():
+    logits, bias = normal(6, 10), normal(10, seed=1)
+    dbias = mx.grad(lambda b: topk_gating(logits, b, top_k=3)[0].max(axis=-1).sum())(bias)
+    assert not mx.any(dbias).item()
+    weights, indices = topk_gating(logits, bias * 100, top_k=2, normalize=False)
+    assert indices.tolist() == [np.argsort(-to_numpy(bias))[:2].tolist()] * 6
+    want = mx.take_along_axis(mx.softmax(logits, axis=-1), indices, axis=-1)
+    np.testing.assert_allclose(to_numpy(weights), to_numpy(want), rtol=1e-5)
+
+
+def test_it_is_the_router_of_deepseek_v3():
+    deepseek = pytest.importorskip("mlx_lm.models.deepseek_v3")
+    logits, bias = normal(50, 64), normal(64, seed=1) * 0.1
+    want, scores = deepseek.group_expert_select(logits, bias, 6, 8, 3, 2.5, True)
+    weights, indices = topk_gating(logits, bias, top_k=6, scores="sigmoid", scale=2.5, n_groups=8,
+                                   topk_groups=3)  # fmt: skip
+    order = mx.argsort(want, axis=-1)
+    ours = mx.argsort(indices, axis=-1)
+    assert mx.array_equal(
+        mx.take_along_axis(want, order, -1), mx.take_along_axis(indices, ours, -1)
+    )
+    np.testing.assert_allclose(
+        to_numpy(mx.take_along_axis(weights, ours, -1)),
+        to_numpy(mx.take_along_axis(scores, order, -1)), rtol=1e-5,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"top_k": 0}, r"'top_k' must be in \[1, 12\].* but got 0"),
+        ({"top_k": 13}, r"'top_k' must be in \[1, 12\].* but got 13"),
+        ({"top_k": 5, "n_groups": 3, "topk_groups": 1}, r"'top_k' must be in \[1, 4\]"),
+        ({"top_k": 1, "n_groups": 5}, r"'n_groups' must divide the 12 experts but got 5"),
+        ({"top_k": 1, "n_groups": 3, "topk_groups": 4}, r"'topk_groups' must be in \[1, 3\]"),
+        ({"top_k": 1, "scores": "relu"}, r"'scores' must be one of softmax, sigmoid"),
+        ({"top_k": 1, "group_score": "sum"}, r"'group_score' must be one of top2, max"),
+    ],
+)
+def test_options_of_the_router_are_checked(options, message):
+    with pytest.raises(ValueError, match=r"\[topk_gating\] " + message):
+        topk_gating(mx.zeros((2, 12)), **options)
+
+
+# ---- sorting ------------------------------------------------------------------------------------
+
+
+@GEOMETRIES
+@settings(max_examples=40, deadline=None)
+@given(
+    tokens=st.integers(0, 300), top_k=st.integers(1, 9), experts=st.integers(1, 200),
+    seed=st.integers(0, 9),
+)  # fmt: skip
+def test_any_sort(geometry, tokens, top_k, experts, seed):
+    indices = np.random.default_rng(seed).integers(0, experts, (tokens, top_k))
+    with launch.geometry(geometry):
+        routing = moe_sort(mx.array(indices), num_experts=experts)
+    flat = indices.reshape(-1)
+    np.testing.assert_array_equal(np.array(routing.order), np.argsort(flat, kind="stable"))
+    np.testing.assert_array_equal(
+        np.array(routing.positions).reshape(-1)[np.array(routing.order)], np.arange(flat.size)
+    )
+    counts = np.bincount(flat, minlength=experts)
+    np.testing.assert_array_equal(np.array(routing.counts), counts)
+    np.testing.assert_array_equal(np.array(routing.offsets), np.cumsum([0, *counts]))
+
+
+def test_the_sort_is_one_launch():
+    indices = mx.array(np.random.default_rng(0).integers(0, 8, (64, 2)))
+    mx.eval(indices, *moe_sort(indices, num_experts=8))
+    before = zmlx.metal.statistics()["launches"]
+    mx.eval(*moe_sort(indices, num_experts=8))
+    assert zmlx.metal.statistics()["launches"] == before + 1
+
+
+def test_another_number_of_experts_compiles_nothing():
+    indices = mx.array(np.random.default_rng(0).integers(0, 8, (64, 2)))
+    mx.eval(*moe_sort(indices, num_experts=8))
+    before = zmlx.metal.statistics()
+    mx.eval(*moe_sort(indices, num_experts=77))
+    after = zmlx.metal.statistics()
+    assert after["compiles"] + after["cache_hits"] == before["compiles"] + before["cache_hits"]
+
+
+# ---- values out of range ------------------------------------------------------------------------
+
+
+@GEOMETRIES
+@pytest.mark.parametrize("bad", [-1, 4, 2**31 - 1])
+def test_an_expert_out_of_range_raises_at_eval(geometry, bad):
+    with launch.geometry(geometry):
+        routing = moe_sort(mx.array([[0, 1], [bad, 2]]), num_experts=4)
+        with pytest.raises(RuntimeError, match=rf"\[moe_sort\] 'indices' must .* but got {bad}\."):
+            mx.eval(routing.order)
+
+
+@pytest.mark.parametrize("name", ["order", "positions"])
+def test_a_row_out_of_range_raises_at_eval(name):
+    x, order = normal(2, 5), mx.array([0, 9, 2, 3])
+    if name == "order":
+        out = moe_dispatch(x, mx.array([[0, 1], [2, 3]]), order)
+    else:
+        out = moe_combine(normal(4, 5), normal(2, 2), order.reshape(2, 2), mx.array([0, 1, 2, 3]))
+    with pytest.raises(RuntimeError, match=rf"'{name}' must be in range but got 9\."):
+        mx.eval(out)
+
+
+@pytest.mark.parametrize("offsets", [[0, 5, 3, 8], [1, 3, 5, 8], [0, 3, 5, 9], [-1, 3, 5, 8]])
+def test_offsets_that_do_not_ascend_raise_at_eval(offsets):
+    w = normal(3, 6, 4)
+    out = expert_ffn(normal(8, 4), w, w, w.swapaxes(-1, -2), mx.array(offsets))
+    with pytest.raises(RuntimeError, match=r"'offsets' must be in range"):
+        mx.eval(out)
+
+
+def test_rows_without_an_expert_are_nan():
+    w = normal(3, 6, 4)
+    out = expert_ffn(normal(8, 4), w, w, w.swapaxes(-1, -2), mx.array([0, 2, 2, 5]))
+    assert np.isnan(to_numpy(out)).all(axis=-1).tolist() == [False] * 5 + [True] * 3
+
+
+# ---- experts ------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    rows=st.integers(1, 200), experts=st.integers(1, 20), d=st.integers(1, 20),
+    h=st.integers(1, 20), seed=st.integers(0, 9),
+)  # fmt: skip
+def test_any_experts(rows, experts, d, h, seed):
+    rng = np.random.default_rng(seed)
+    offsets = np.sort(np.concatenate([[0, rows], rng.integers(0, rows + 1, experts - 1)]))
+    shapes = (rows, d), (experts, h, d), (experts, h, d), (experts, d, h)
+    values = [rng.standard_normal(s) for s in shapes]
+    out = expert_ffn(*(mx.array(v).astype(mx.float32) for v in values), mx.array(offsets))
+    for e in range(experts):
+        x = values[0][offsets[e] : offsets[e + 1]]
+        g = x @ values[1][e].T
+        want = (g / (1 + np.exp(-g)) * (x @ values[2][e].T)) @ values[3][e].T
+        np.testing.assert_allclose(
+            to_numpy(out)[offsets[e] : offsets[e + 1]], want, rtol=1e-4,
+            atol=1e-5 * np.abs(want).max(initial=1.0),
+        )  # fmt: skip
+
+
+def test_blocks_hold_about_a_quarter_of_an_experts_rows():
+    assert [block_size(r, 8) for r in (1, 8, 32, 80, 1000, 10**6)] == [1, 1, 4, 8, 32, 128]
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
+def test_quantised_experts(bits, dtype):
+    x, *weights = normal(20, 64, dtype=dtype), *(normal(5, 64, 64, seed=s) / 8 for s in (1, 2, 3))
+    quantized = [mx.quantize(w.astype(dtype), group_size=32, bits=bits) for w in weights]
+    offsets = mx.array([0, 3, 3, 11, 19, 20])
+    out = expert_ffn(x, *quantized, offsets, group_size=32, bits=bits)
+    exact = [mx.dequantize(*q, group_size=32, bits=bits).astype(mx.float32) for q in quantized]
+    want = expert_ffn(x.astype(mx.float32), *exact, offsets)
+    assert out.dtype == dtype
+    # Hidden rows are rounded to the dtype between the products.
+    tolerance = 1e-5 if dtype == mx.float32 else 2e-2
+    np.testing.assert_allclose(
+        to_numpy(out), to_numpy(want), rtol=tolerance,
+        atol=tolerance * np.abs(to_numpy(want)).max(),
+    )  # fmt: skip
+
+
+def test_quantised_weights_are_checked():
+    x, offsets = normal(4, 64), mx.array([0, 2, 4])
+    good = mx.quantize(normal(2, 64, 64), group_size=32, bits=4)
+    narrow = mx.quantize(normal(2, 64, 32), group_size=32, bits=4)
+    with pytest.raises(TypeError, match=r"\[expert_ffn\] 'up' must be \(weight, scales, biases\)"):
+        expert_ffn(x, good, normal(2, 64, 64), good, offsets, group_size=32)
+    with pytest.raises(ValueError, match=r"\[expert_ffn\] 'gate' must have shape \(2, 64, 64\)"):
+        expert_ffn(x, narrow, good, good, offsets, group_size=32)
+    with pytest.raises(ValueError, match=r"'bits' must be"):
+        expert_ffn(x, good, good, good, offsets, group_size=32, bits=7)

@@ -1,0 +1,302 @@
+"""RoPE: equality with MLX's, positions of every kind, M-RoPE, accuracy far out, the KV cache."""
+
+import re
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zmlx import launch, metal
+from zmlx.kernels import rope, rope_append
+from zmlx.testing import assert_matches, to_numpy
+
+
+def normal(*shape, dtype=mx.float32, seed=0):
+    return mx.array(np.random.default_rng(seed).standard_normal(shape)).astype(dtype)
+
+
+def rotated(x, theta, traditional=False):
+    """x turned by theta (…, pairs), which broadcasts, in float64."""
+    x, h = to_numpy(x), theta.shape[-1]
+    pairs = (slice(0, 2 * h, 2), slice(1, 2 * h, 2)) if traditional else (slice(h), slice(h, 2 * h))
+    a, b = (x[..., p] for p in pairs)
+    y = x.copy()
+    y[..., pairs[0]] = a * np.cos(theta) - b * np.sin(theta)
+    y[..., pairs[1]] = a * np.sin(theta) + b * np.cos(theta)
+    return y
+
+
+def waves(dims, base=10000.0):
+    return base ** (-np.arange(0, dims, 2) / dims)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_it_equals_mx_fast_rope(data):
+    lead = data.draw(st.sampled_from([(), (1,), (3,), (2, 2)]))
+    batch, steps = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 20))
+    d = data.draw(st.integers(2, 40))
+    dims = 2 * data.draw(st.integers(1, d // 2))
+    dtype = data.draw(st.sampled_from([mx.float32, mx.float16, mx.bfloat16]))
+    offset = data.draw(st.integers(-5, 100))
+    if data.draw(st.booleans()):
+        offset = mx.array([offset + 3 * b for b in range(batch)])
+    given_ = data.draw(st.booleans())
+    freqs = 10.0 ** mx.linspace(0.0, 4.0, dims // 2) if given_ else None
+    options = {
+        "traditional": data.draw(st.booleans()),
+        "base": None if given_ else data.draw(st.sampled_from([10000.0, 5e5])),
+        "scale": data.draw(st.sampled_from([1.0, 0.25])),
+        "offset": offset,
+        "freqs": freqs,
+    }
+    x = normal(batch, *lead, steps, d, dtype=dtype)
+    got, want = rope(x, dims, **options), mx.fast.rope(x, dims, **options)
+    assert got.dtype == want.dtype
+    # MLX's angle is off by up to 2e-6 of itself.
+    close = {mx.float32: 1e-3, mx.float16: 4e-3, mx.bfloat16: 4e-2}[dtype]
+    np.testing.assert_allclose(to_numpy(got), to_numpy(want), atol=close)
+
+
+@pytest.mark.parametrize("geometry", ["cpu", "gpu"])
+@pytest.mark.parametrize("traditional", [False, True])
+def test_positions_of_a_million_cost_no_digits(geometry, traditional):
+    x, d = normal(1, 2, 4, 128), 128
+    for offset in (10**5, 10**6, 2**24 - 5):
+        with launch.geometry(geometry):
+            got = rope(x, offset=offset, traditional=traditional)
+        theta = np.arange(offset, offset + 4)[:, None] * waves(d)
+        # The factor of the angle holds 48 digits, of which 24 are before the point at 2²⁴.
+        assert_matches(got, rotated(x, theta, traditional), rounding=16)
+
+
+@pytest.mark.parametrize("layout", ["BHLD", "BLHD"])
+@pytest.mark.parametrize("kind", ["offsets", "steps", "each", "one batch", "float"])
+def test_positions_of_every_kind(kind, layout):
+    x = normal(3, 2, 5, 8)
+    rng = np.random.default_rng(1)
+    places = {
+        "offsets": np.array([4, 0, 90])[:, None] + np.arange(5),
+        "steps": np.tile(rng.integers(0, 99, 5), (3, 1)),
+        "each": rng.integers(0, 99, (3, 5)),
+        "one batch": np.tile(rng.integers(0, 99, 5), (3, 1)),
+        "float": rng.uniform(0, 99, (3, 5)).astype(np.float32),
+    }[kind]
+    if kind == "offsets":
+        given_ = {"offset": mx.array(places[:, 0])}
+    elif kind in ("steps", "one batch"):
+        given_ = {"positions": mx.array(places[0] if kind == "steps" else places[:1])}
+    else:
+        given_ = {"positions": mx.array(places)}
+    turned = x if layout == "BHLD" else x.transpose(0, 2, 1, 3)
+    got = rope(turned, layout=layout, **given_)
+    got = got if layout == "BHLD" else got.transpose(0, 2, 1, 3)
+    want = rotated(x, (places[..., None] * waves(8))[:, None])
+    np.testing.assert_allclose(to_numpy(got), want, atol=1e-5)
+
+
+@pytest.mark.parametrize("geometry", ["cpu", "gpu"])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_m_rope_turns_each_section_by_its_axis(geometry, interleaved):
+    b, h, steps, d, sections = 2, 3, 7, 16, (2, 3, 3)
+    x = normal(b, h, steps, d)
+    places = np.random.default_rng(1).integers(0, 50, (3, b, steps))
+    if interleaved:
+        axes = [i % 3 if i % 3 and i < 3 * sections[i % 3] else 0 for i in range(8)]
+    else:
+        axes = [0, 0, 1, 1, 1, 2, 2, 2]
+    theta = places[axes].transpose(1, 2, 0) * waves(d)
+    options = {"positions": mx.array(places), "sections": sections}
+    with launch.geometry(geometry):
+        got = rope(x, interleave_sections=interleaved, **options)
+    np.testing.assert_allclose(to_numpy(got), rotated(x, theta[:, None]), atol=1e-5)
+    dy = normal(b, h, steps, d, seed=2)
+    with launch.geometry(geometry):
+        dx = mx.vjp(lambda x: rope(x, interleave_sections=interleaved, **options), [x], [dy])[1][0]
+    np.testing.assert_allclose(to_numpy(dx), rotated(dy, -theta[:, None]), atol=1e-5)
+
+
+def test_text_positions_make_m_rope_a_plain_rope():
+    x, places = normal(2, 2, 5, 8), mx.arange(5)
+    same = mx.broadcast_to(places, (3, 5))
+    np.testing.assert_array_equal(rope(x, positions=same, sections=(1, 1, 2)), rope(x))
+
+
+@pytest.mark.parametrize("placed", ["offsets", "each", "axes"])
+def test_the_gradient_of_freqs_with_positions_of_a_batch(placed):
+    x, dy = normal(2, 3, 5, 8), normal(2, 3, 5, 8, seed=1)
+    freqs = mx.array([1.0, 3.0, 10.0, 40.0])
+    each = mx.array(np.random.default_rng(2).integers(0, 30, (2, 5)))
+    options = {
+        "offsets": {"offset": mx.array([3, 9])},
+        "each": {"positions": each},
+        "axes": {"positions": mx.stack([each, each + 3]), "sections": (1, 3)},
+    }[placed]
+    places = {
+        "offsets": (mx.array([[3], [9]]) + mx.arange(5))[:, :, None],
+        "each": each[:, :, None],
+        "axes": mx.stack([each, each + 3, each + 3, each + 3], axis=-1),
+    }[placed]
+
+    def plain(f):
+        theta = (places / f)[:, None]
+        a, b = x[..., :4], x[..., 4:]
+        c, s = mx.cos(theta), mx.sin(theta)
+        return mx.concatenate([a * c - b * s, a * s + b * c], axis=-1)
+
+    want = mx.vjp(plain, [freqs], [dy])[1][0]
+    for geometry in ("cpu", "gpu"):
+        with launch.geometry(geometry):
+            got = mx.vjp(lambda f: rope(x, freqs=f, **options), [freqs], [dy])[1][0]
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
+
+
+def test_an_infinite_frequency_turns_nothing():
+    """As models with proportional RoPE mark dimensions that do not turn."""
+    x = normal(1, 2, 5, 4)
+    y = rope(x, freqs=mx.array([1.0, np.inf]))
+    np.testing.assert_array_equal(y[..., 1::2], x[..., 1::2])
+
+
+def test_a_new_length_position_or_base_compiles_nothing():
+    def run(steps, offset, **options):
+        x = normal(2, 4, steps, 32)
+        mx.eval(mx.grad(lambda x: (rope(x, offset=offset, **options) * x).sum())(x))
+        caches = [mx.zeros((2, 4, 64, 32)) for _ in "kv"]
+        mx.eval(rope_append(x, x, *caches, mx.array([offset, 0]), q=x))
+
+    run(9, 3)
+    before = metal.statistics()
+    for steps, offset, options in ((1, 0, {}), (33, 20, {"base": 77.0}), (12, 7, {"scale": 0.3})):
+        run(steps, offset, **options)
+    after = metal.statistics()
+    assert after["compiles"] + after["cache_hits"] == before["compiles"] + before["cache_hits"]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"dims": 3}, "'dims' must be even and in [2, 8] but got 3."),
+        ({"dims": 10}, "'dims' must be even and in [2, 8] but got 10."),
+        ({"base": 0.0}, "'base' must be positive but got 0.0."),
+        ({"layout": "LBHD"}, "'layout' must be one of BHLD, BLHD but got 'LBHD'."),
+        ({"freqs": mx.ones((3,))}, "'freqs' must have shape (4,) but got (3,)."),
+        ({"freqs": mx.ones((4,)), "base": 1.0}, "'base' must be None where freqs"),
+        ({"offset": mx.array([1, 2, 3])}, "'offset' must have shape () or (2,) but got (3,)."),
+        ({"offset": mx.array(1.0)}, "'offset' must have dtype int32, uint32 or int64"),
+        ({"offset": 1, "positions": mx.arange(5)}, "'offset' must be 0 where positions"),
+        ({"positions": mx.arange(4)}, "'positions' must have shape (5,) or (2, 5) but got (4,)."),
+        ({"sections": (2, 2)}, "'positions' must have shape (2, 2, 5) but got None."),
+        ({"sections": (2, 1)}, "'sections' must be sizes ≥ 0 that sum to 4 but got (2, 1)."),
+        ({"interleave_sections": True}, "'interleave_sections' must be False without sections"),
+    ],
+)
+def test_errors(options, message):
+    with pytest.raises(ValueError, match=re.escape(f"[rope] {message}")):
+        rope(normal(2, 3, 5, 8), **options)
+
+
+def test_two_axes_are_too_few():
+    with pytest.raises(ValueError, match=re.escape("[rope] 'x' must have shape (B, *, L, D)")):
+        rope(normal(5, 8))
+
+
+# ---- the cache ----------------------------------------------------------------------------------
+
+
+def appended(k, v, k_cache, v_cache, offsets, layout="BHLD"):
+    """The caches in float64."""
+    keys, values = to_numpy(k_cache), to_numpy(v_cache)
+    for b, start in enumerate(offsets):
+        steps = k.shape[2 if layout == "BHLD" else 1]
+        theta = np.arange(start, start + steps)[:, None] * waves(k.shape[-1])
+        if layout == "BHLD":
+            keys[b, :, start : start + steps] = rotated(k[b], theta)
+            values[b, :, start : start + steps] = to_numpy(v[b])
+        else:
+            keys[b, start : start + steps] = rotated(k[b], theta[:, None])
+            values[b, start : start + steps] = to_numpy(v[b])
+    return keys, values
+
+
+@pytest.mark.parametrize("geometry", ["cpu", "gpu"])
+@pytest.mark.parametrize("layout", ["BHLD", "BLHD"])
+@pytest.mark.parametrize("offsets", [[7, 7, 7], [0, 295, 77]])
+def test_new_steps_are_written_and_old_ones_kept(offsets, layout, geometry):
+    def shape(heads, steps, d):
+        return (3, heads, steps, d) if layout == "BHLD" else (3, steps, heads, d)
+
+    k, v, q = normal(*shape(2, 5, 16)), normal(*shape(2, 5, 6)), normal(*shape(4, 5, 16))
+    caches = normal(*shape(2, 300, 16)), normal(*shape(2, 300, 6), seed=1)
+    offset = offsets[0] if offsets[0] == offsets[1] else mx.array(offsets)
+    with launch.geometry(geometry):
+        got = rope_append(k, v, *caches, offset, q=q, layout=layout)
+    want = appended(k, v, *caches, offsets, layout)
+    np.testing.assert_allclose(to_numpy(got[0]), want[0], atol=1e-5)
+    np.testing.assert_array_equal(to_numpy(got[1]), want[1])
+    np.testing.assert_array_equal(got[2], rope(q, offset=offset, layout=layout))
+
+
+def test_a_cache_that_nobody_else_holds_is_filled_in_place():
+    k_cache, v_cache = mx.zeros((1, 2, 64, 8)), mx.zeros((1, 2, 64, 8))
+    k, v = normal(1, 2, 64, 8), normal(1, 2, 64, 8, seed=1)
+    mx.eval(k, v, k_cache, v_cache)
+    before = metal.statistics()["donations"]
+    for i in range(64):
+        k_cache, v_cache = rope_append(k[:, :, i : i + 1], v[:, :, i : i + 1], k_cache, v_cache, i)
+        mx.eval(k_cache, v_cache)
+    assert metal.statistics()["donations"] - before == 2 * 64
+    np.testing.assert_array_equal(k_cache, rope(k))
+    np.testing.assert_array_equal(v_cache, v)
+
+
+def test_a_cache_that_is_held_does_not_change():
+    k_cache, v_cache = normal(1, 2, 9, 8), normal(1, 2, 9, 8, seed=1)
+    kept = np.array(k_cache), np.array(v_cache)
+    k = normal(1, 2, 3, 8, seed=2)
+    mx.eval(rope_append(k, k, k_cache, v_cache, 4))
+    np.testing.assert_array_equal(k_cache, kept[0])
+    np.testing.assert_array_equal(v_cache, kept[1])
+
+
+def test_one_array_as_both_caches_is_not_filled_in_place():
+    cache, k, v = mx.zeros((1, 1, 4, 2)), mx.ones((1, 1, 1, 2)), 2 * mx.ones((1, 1, 1, 2))
+    keys, values = rope_append(k, v, cache, cache, 0)
+    del cache
+    mx.eval(keys, values)
+    assert keys[0, 0, 0].tolist() == [1, 1]
+    assert values[0, 0, 0].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("offset", [-1, 7, 2**31 - 1])
+def test_an_offset_out_of_range(offset):
+    k, cache = normal(2, 2, 3, 8), normal(2, 2, 9, 8)
+    with pytest.raises(ValueError, match=re.escape("[rope_append] 'offset' must be")):
+        rope_append(k, k, cache, cache, offset)
+    with pytest.raises(
+        RuntimeError, match=re.escape(f"'offset' must be in range but got {offset}")
+    ):
+        mx.eval(rope_append(k, k, cache, cache, mx.array([0, offset])))
+
+
+@pytest.mark.parametrize(
+    "argument, shape",
+    [
+        ("v", (2, 2, 4, 8)),
+        ("k_cache", (2, 1, 9, 8)),
+        ("v_cache", (2, 2, 8, 8)),
+        ("q", (2, 2, 3, 6)),
+    ],
+)
+def test_shapes_of_the_cache(argument, shape):
+    arrays = {
+        "k": (2, 2, 3, 8),
+        "v": (2, 2, 3, 8),
+        "k_cache": (2, 2, 9, 8),
+        "v_cache": (2, 2, 9, 8),
+    }
+    values = {n: mx.zeros(s) for n, s in (arrays | {argument: shape}).items()}
+    with pytest.raises(ValueError, match=re.escape(f"[rope_append] '{argument}' must have")):
+        rope_append(**values, offset=0)

@@ -1,0 +1,118 @@
+"""varlen_attention: the same as separate calls, and ends of sequences that are no such thing."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from zmlx import checks, launch
+from zmlx.kernels import scaled_dot_product_attention, varlen_attention
+from zmlx.testing import gradients
+
+QUERIES = (0, 5, 5, 70, 133)
+KEYS = (0, 9, 10, 100, 120)
+
+
+def inputs(heads=4, kv_heads=2, d=16, v=8):
+    rng = np.random.default_rng(0)
+    shapes = ((heads, QUERIES[-1], d), (kv_heads, KEYS[-1], d), (kv_heads, KEYS[-1], v))
+    return [mx.array(rng.standard_normal(s).astype(np.float32)) for s in shapes]
+
+
+def ends(dtype=mx.int32):
+    return mx.array(QUERIES, dtype=dtype), mx.array(KEYS, dtype=dtype)
+
+
+def separately(q, k, v, **options):
+    parts = []
+    for a, b, c, d in zip(QUERIES, QUERIES[1:], KEYS, KEYS[1:], strict=False):
+        part = scaled_dot_product_attention(
+            q[None, :, a:b], k[None, :, c:d], v[None, :, c:d], **options
+        )
+        parts.append(part)
+    if options.get("return_lse"):
+        return [mx.concatenate([p[i][0] for p in parts], axis=1) for i in (0, 1)]
+    return [mx.concatenate([p[0] for p in parts], axis=1)]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": True}, {"window": 7}, {"causal": True, "window": 3, "softcap": 2.0},
+     {"causal": True, "return_lse": True}],
+    ids=str,
+)  # fmt: skip
+def test_equals_separate_calls(kind, options):
+    values = inputs()
+    sinks = mx.array([0.1, -0.5, 1.0, 0.0])
+
+    def whole(q, k, v, s):
+        y = varlen_attention(q, k, v, *ends(), s, **options)
+        return list(y) if isinstance(y, tuple) else [y]
+
+    def parts(q, k, v, s):
+        return separately(q, k, v, sinks=s, **options)
+
+    with launch.geometry(kind):
+        got, want = whole(*values, sinks), parts(*values, sinks)
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        cotangents = [mx.cos(mx.arange(y.size)).reshape(y.shape) for y in got]
+        for a, b in zip(
+            gradients(whole, [*values, sinks], range(4), cotangents),
+            gradients(parts, [*values, sinks], range(4), cotangents),
+            strict=True,
+        ):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [mx.int64, mx.uint32], ids=str)
+def test_ends_of_any_integer_type(dtype):
+    values = inputs()
+    got = varlen_attention(*values, *ends(dtype), causal=True)
+    np.testing.assert_array_equal(got, varlen_attention(*values, *ends(), causal=True))
+
+
+def test_a_sequence_without_keys_is_nan_and_the_others_are_not():
+    q, k, v = inputs()
+    cu_q, cu_k = mx.array([0, 40, 133]), mx.array([0, 0, 120])
+    out = np.array(varlen_attention(q, k, v, cu_q, cu_k))
+    assert np.isnan(out[:, :40]).all()
+    assert np.isfinite(out[:, 40:]).all()
+    got = gradients(
+        lambda *x: varlen_attention(*x, cu_q, cu_k)[:, 40:], [q, k, v], range(3),
+        [mx.ones((4, 93, 8))],
+    )  # fmt: skip
+    assert all(np.isfinite(np.array(g)).all() for g in got)
+
+
+BAD = [((1, 5, 5, 70, 133), KEYS), ((0, 9, 5, 70, 133), KEYS), ((0, 5, 5, 70, 140), KEYS),
+       (QUERIES, (0, 9, 10, 100, 119)), (QUERIES, (0, -4, 10, 100, 120))]  # fmt: skip
+
+
+@pytest.mark.parametrize("cuts", BAD, ids=str)
+def test_ends_out_of_range_raise_at_evaluation(cuts):
+    out = varlen_attention(*inputs(), *[mx.array(c) for c in cuts])
+    with pytest.raises(RuntimeError, match="'cu_seqlens' must be in range but got"):
+        mx.eval(out)
+
+
+@pytest.mark.parametrize("cuts", BAD, ids=str)
+def test_ends_out_of_range_raise_at_once_when_checking(cuts, monkeypatch):
+    monkeypatch.setattr(checks, "ENABLED", True)
+    with pytest.raises(ValueError, match=r"\[varlen_attention\] 'cu_seqlens_.' must be in range"):
+        varlen_attention(*inputs(), *[mx.array(c) for c in cuts])
+
+
+def test_a_new_length_compiles_nothing():
+    from zmlx import metal
+
+    def run(n):
+        q = mx.ones((2, n, 16))
+        cu = mx.array([0, n // 3, n])
+        mx.eval(varlen_attention(q, q, q, cu, cu, causal=True))
+
+    run(100)
+    before = metal.statistics()["compiles"]
+    run(101)
+    run(250)
+    assert metal.statistics()["compiles"] == before

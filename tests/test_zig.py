@@ -1,0 +1,296 @@
+"""The Zig front end: its tests, its values against Python's, its documentation."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import zig_build as zig
+
+from zmlx import kernels, launch
+
+DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+#: Odd, one, none, longer than a row that is kept in registers.
+SHAPES = ((3, 1), (2, 3, 5), (7, 31), (9, 515), (300, 65), (40,), (0, 16), (2, 32769))
+
+
+@pytest.fixture(scope="module")
+def values() -> Iterator[zig.Process]:
+    process = zig.Process("zmlx-values")
+    yield process
+    process.close()
+
+
+def name_of(dtype: mx.Dtype) -> str:
+    return str(dtype).removeprefix("mlx.core.").rstrip("_")
+
+
+def encoded(a: mx.array) -> dict[str, Any]:
+    return {
+        "dtype": name_of(a.dtype),
+        "shape": list(a.shape),
+        "data": base64.b64encode(bits(a)).decode(),
+    }
+
+
+def bits(a: mx.array) -> bytes:
+    """The memory of an array."""
+    return np.array(a.view(mx.uint16) if a.dtype == mx.bfloat16 else a).tobytes()
+
+
+def drawn(seed: int, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    numbers = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    return mx.array(numbers).astype(dtype)
+
+
+def compare(
+    values: zig.Process,
+    op: str,
+    function: Any,
+    arrays: dict[str, mx.array],
+    wanted: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """The op of Zig gives the bits of Python's, and so do the gradients of `wanted`."""
+    others = {n: a for n, a in arrays.items() if n not in wanted}
+
+    def of(*some: mx.array) -> mx.array:
+        return function(**dict(zip(wanted, some, strict=True)), **others)
+
+    y = of(*(arrays[n] for n in wanted))
+    dy = drawn(99, y.shape, y.dtype)
+    _, gradients = mx.vjp(of, [arrays[n] for n in wanted], [dy])
+    expected = {"y": encoded(y)}
+    expected |= {n: encoded(g) for n, g in zip(wanted, gradients, strict=True)}
+    request = {
+        "op": op,
+        "arrays": {n: encoded(a) for n, a in arrays.items()},
+        "cotangent": encoded(dy),
+        **options,
+    }
+    (answer,) = values.ask([request])
+    assert answer == expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_values_and_gradients_are_python_s_bit_for_bit(values, shape, dtype):
+    x = drawn(0, shape, dtype)
+    weight, bias = (drawn(seed, shape[-1:], dtype) for seed in (1, 2))
+    compare(values, "softmax", kernels.softmax, {"x": x}, ("x",))
+    if 0 in shape:  # MLX's own vjp has nothing to say of no rows
+        return
+    compare(values, "rms_norm", kernels.rms_norm, {"x": x}, ("x",))
+    both = {"x": x, "weight": weight, "bias": bias}
+    compare(values, "rms_norm", kernels.rms_norm, {"x": x, "weight": weight}, ("x", "weight"))
+    compare(values, "layer_norm", kernels.layer_norm, both, tuple(both))
+    gated = {"gate": x, "up": drawn(3, shape, dtype)}
+    compare(values, "swiglu", kernels.swiglu, gated, tuple(gated))
+
+
+def test_optional_arguments_are_optional_in_zig(values):
+    x, up = drawn(0, (5, 33), mx.float32), drawn(1, (5, 33), mx.float32)
+    a, b = drawn(2, (33,), mx.float32), drawn(3, (33,), mx.float32)
+    for given in ({"weight": a}, {"bias": b}, {}):
+        arrays = {"x": x, **given}
+        compare(values, "layer_norm", kernels.layer_norm, arrays, tuple(arrays))
+    for given in ({"gate_bias": a}, {"up_bias": b}, {"gate_bias": a, "up_bias": b}):
+        arrays = {"gate": x, "up": up, **given}
+        compare(values, "swiglu", kernels.swiglu, arrays, tuple(arrays))
+
+
+def test_mixed_dtypes_promote_as_in_python(values):
+    arrays = {"x": drawn(0, (4, 9), mx.float16), "weight": drawn(1, (9,), mx.float32)}
+    compare(values, "rms_norm", kernels.rms_norm, arrays, tuple(arrays))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("ignore_index", [None, 1])
+def test_cross_entropy_is_python_s_bit_for_bit(values, dtype, reduction, ignore_index):
+    for shape in ((7, 33), (2, 3, 5), (40,)):
+        targets = np.random.default_rng(5).integers(0, shape[-1], shape[:-1]).astype(np.int32)
+        targets = mx.array(
+            np.where(np.arange(targets.size).reshape(targets.shape) == 0, 1, targets)
+        )
+        if shape == (40,) and ignore_index is not None:
+            continue  # no row counts: 0 / 0
+        arrays = {"logits": drawn(0, shape, dtype), "targets": targets}
+
+        def function(logits: mx.array, targets: mx.array) -> mx.array:
+            return kernels.cross_entropy(
+                logits, targets, ignore_index=ignore_index, reduction=reduction
+            )
+
+        compare(
+            values,
+            "cross_entropy",
+            function,
+            arrays,
+            ("logits",),
+            reduction=reduction,
+            **({} if ignore_index is None else {"ignore_index": ignore_index}),
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize(
+    "shape, options",
+    [
+        ((2, 3, 7, 16), {}),
+        ((1, 5, 32), {"traditional": True, "offset": 1000}),
+        ((2, 5, 4, 64), {"layout": "BLHD", "dims": 32, "base": 500.0}),
+        ((3, 2, 2, 9, 8), {"scale": 0.5, "offset": -3, "dims": 6}),
+        ((1, 1, 1, 128), {"offset": 123456, "base": 1e6}),
+        ((0, 2, 3, 8), {}),
+    ],
+    ids=str,
+)
+def test_rope_is_python_s_bit_for_bit(values, shape, options, dtype):
+    def function(x: mx.array, **arrays: mx.array) -> mx.array:
+        return kernels.rope(x, **arrays, **options)
+
+    x = drawn(0, shape, dtype)
+    compare(values, "rope", function, {"x": x}, ("x",), **options)
+    if "offset" in options:
+        return
+    steps = shape[1 if "layout" in options else -2]
+    places = mx.array(np.random.default_rng(1).integers(0, 99, (shape[0], steps)), dtype=mx.int32)
+    freqs = mx.abs(drawn(2, (options.get("dims", shape[-1]) // 2,), mx.float32)) + 0.5
+    without = {n: v for n, v in options.items() if n != "base"}
+
+    def placed(x: mx.array, **arrays: mx.array) -> mx.array:
+        return kernels.rope(x, **arrays, **without)
+
+    for positions in (places, places[:1], mx.arange(steps)):
+        arrays = {"x": x, "positions": positions, "freqs": freqs}
+        compare(values, "rope", placed, arrays, ("x",), **without)
+
+
+def test_the_geometry_of_a_gpu_gives_python_s_bits_too(values):
+    x, weight = drawn(0, (5, 129), mx.float32), drawn(1, (129,), mx.float32)
+    with launch.geometry("gpu"):
+        compare(values, "softmax", kernels.softmax, {"x": x}, ("x",), geometry="gpu")
+        arrays = {"x": x, "weight": weight}
+        compare(values, "rms_norm", kernels.rms_norm, arrays, tuple(arrays), geometry="gpu")
+        heads = {"x": drawn(2, (2, 3, 5, 48), mx.float32)}
+        compare(values, "rope", kernels.rope, heads, ("x",), geometry="gpu")
+
+
+@pytest.mark.parametrize(
+    "op, arrays",
+    [
+        ("rms_norm", {"x": mx.zeros((2, 5)), "weight": mx.zeros((4,))}),
+        ("rms_norm", {"x": mx.zeros((2, 5)), "weight": mx.zeros((1, 5))}),
+        ("softmax", {"x": mx.zeros((2, 5), dtype=mx.int32)}),
+        ("softmax", {"x": mx.zeros(())}),
+        ("layer_norm", {"x": mx.zeros((2, 5)), "bias": mx.zeros((5,), dtype=mx.bool_)}),
+        ("swiglu", {"gate": mx.zeros((2, 5)), "up": mx.zeros((2, 4))}),
+        ("swiglu", {"gate": mx.zeros((2, 5)), "up": mx.zeros((5,))}),
+        ("cross_entropy", {"logits": mx.zeros((2, 5)), "targets": mx.zeros((3,), dtype=mx.int32)}),
+        ("cross_entropy", {"logits": mx.zeros((2, 5)), "targets": mx.zeros((2,))}),
+        ("cross_entropy", {"logits": mx.zeros((2, 5)), "targets": mx.array([0, 5])}),
+        ("rope", {"x": mx.zeros((2, 5))}),
+        ("rope", {"x": mx.zeros((2, 5, 7))}),
+        ("rope", {"x": mx.zeros((2, 5, 8)), "freqs": mx.zeros((3,))}),
+        ("rope", {"x": mx.zeros((2, 5, 8)), "positions": mx.zeros((4,), dtype=mx.int32)}),
+    ],
+)
+def test_errors_are_python_s(values, op, arrays):
+    with pytest.raises((ValueError, RuntimeError)) as caught:
+        mx.eval(getattr(kernels, op)(**arrays))
+    (answer,) = values.ask([{"op": op, "arrays": {n: encoded(a) for n, a in arrays.items()}}])
+    assert answer == {"error": str(caught.value)}
+
+
+# ---- what is around it --------------------------------------------------------------------------
+
+
+def test_the_exported_files_are_current():
+    command = [sys.executable, str(zig.ZIG / "export.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_there_is_no_python_in_the_library():
+    library = zig.program("zmlx-values").parent.parent / "lib" / "libzmlx.so"
+    symbols = subprocess.run(
+        ["nm", "-D", "--undefined-only", library], capture_output=True, text=True, check=True
+    ).stdout
+    assert "mlx" in symbols
+    assert not re.search(r"\b_?Py[A-Z_]", symbols)
+
+
+def test_a_missing_mlx_is_named(tmp_path):
+    done = zig.build(f"-Dmlx={tmp_path}", check=False)
+    assert done.returncode != 0
+    assert f"'mlx' must be a directory with include/mlx/mlx.h but got '{tmp_path}'" in done.stderr
+    done = zig.build("-Dpython=/nowhere/python", check=False)
+    assert done.returncode != 0
+    assert "pip install 'mlx[cpu]'" in done.stderr
+
+
+def test_the_version_of_zig_is_pinned_in_one_place():
+    import ziglang  # noqa: F401  (the pin is what is installed)
+
+    pinned = re.search(r'"ziglang==([0-9.]+)"', (zig.ROOT / "pyproject.toml").read_text())
+    version = subprocess.run(
+        [sys.executable, "-m", "ziglang", "version"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    assert pinned is not None
+    assert version == pinned[1]
+
+
+def fenced(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.slow  # compiles the shim and the core for a project of its own
+def test_the_program_on_the_page_builds_and_runs_as_printed(tmp_path):
+    """In a project of its own, with the files that the page shows."""
+    page = zig.ROOT / "docs" / "zig.md"
+    build, program = fenced(page, "zig")[:2]
+    (manifest,) = fenced(page, "zon")
+    assert len(program.splitlines()) <= 32
+    (tmp_path / "src").mkdir()
+    (tmp_path / "zmlx").symlink_to(zig.ROOT)
+    (tmp_path / "build.zig").write_text(build)
+    (tmp_path / "build.zig.zon").write_text(manifest)
+    (tmp_path / "src" / "main.zig").write_text(program)
+    done = zig.build("run", cwd=tmp_path)
+    printed = fenced(page, "text")[-1]
+    assert done.stderr + done.stdout == printed
+
+
+def test_the_demo_learns_from_a_file(tmp_path):
+    text = tmp_path / "text"
+    text.write_text("the cat sat on the mat and the dog on the log. " * 100)
+    demo = zig.program("zmlx-demo")
+    done = subprocess.run(
+        [demo, "x * zmlx_sigmoid(x)", text], capture_output=True, text=True, check=True,
+        env=os.environ,
+    )  # fmt: skip
+    assert "y_out[i_] = y_t(x * zmlx_sigmoid(x));" in done.stdout
+    difference = re.search(r"largest difference +(\S+)", done.stdout)
+    assert difference is not None
+    assert float(difference[1]) < 1e-6
+    losses = [float(x) for x in re.findall(r"loss (\d\.\d+)   #", done.stdout)]
+    assert losses[0] > 2.5
+    assert losses[-1] < 0.6
+    done = subprocess.run([demo, "x + nothing"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "'expression' must have x or a function" in done.stdout
+
+
+@pytest.mark.slow  # compiles the shim and the core with the sanitizer
+def test_zig_tests_pass_under_address_sanitizer():
+    zig.build("test", "-Dsanitize=true")

@@ -1,0 +1,160 @@
+//! Cross entropy of class indices.
+
+const std = @import("std");
+const arguments = @import("../arguments.zig");
+const table = @import("table.zig");
+const arrays = @import("../array.zig");
+const Array = arrays.Array;
+const Context = @import("../pattern_kernel.zig").Context;
+const PatternKernel = @import("../pattern_kernel.zig").PatternKernel;
+const Error = @import("../errors.zig").Error;
+
+pub const Reduction = enum { none, mean, sum };
+pub const CrossEntropyOptions = struct {
+    /// Rows with this target have loss and gradient 0 and do not count in the mean.
+    ignore_index: ?i32 = null,
+    reduction: Reduction = .mean,
+};
+
+/// A loss, and what its backward needs of the rows.
+pub const Loss = struct {
+    loss: Array,
+    lse: Array,
+
+    pub fn deinit(l: Loss) void {
+        l.loss.deinit();
+        l.lse.deinit();
+    }
+};
+
+/// Stands for "no index is ignored", as in Python.
+fn ignored(options: CrossEntropyOptions) Error!Array {
+    if (options.ignore_index) |index| return Array.scalar(i32, index);
+    return Array.scalar(i64, std.math.minInt(i64));
+}
+
+/// loss = log Σ exp(logits) - logits[target] over the last axis, reduced, in the dtype of the
+/// logits.
+pub fn crossEntropy(
+    context: *Context,
+    logits: Array,
+    targets: Array,
+    options: CrossEntropyOptions,
+) Error!Array {
+    try table.check("cross_entropy", &.{ logits, targets, null });
+    const ignore = try ignored(options);
+    defer ignore.deinit();
+    const rows = try context.one(entropy(logits, "forward"), &.{ logits, targets, ignore });
+    defer rows.deinit();
+    return reduced(context, rows, logits, targets, ignore, options);
+}
+
+pub fn crossEntropyTraining(
+    context: *Context,
+    logits: Array,
+    targets: Array,
+    options: CrossEntropyOptions,
+) Error!Loss {
+    try table.check("cross_entropy", &.{ logits, targets, null });
+    const ignore = try ignored(options);
+    defer ignore.deinit();
+    var outputs: [2]Array = undefined;
+    try context.run(entropy(logits, "training"), &.{ logits, targets, ignore }, &outputs);
+    defer outputs[0].deinit();
+    errdefer outputs[1].deinit();
+    return .{
+        .loss = try reduced(context, outputs[0], logits, targets, ignore, options),
+        .lse = outputs[1],
+    };
+}
+
+/// The kernel for these logits: on the CPU another one is faster in half precision.
+fn entropy(logits: Array, part: []const u8) *const PatternKernel {
+    const half = arrays.target() == .cpu and logits.dtype() != .float32;
+    return table.variant(if (half) "cross_entropy@half" else "cross_entropy", &.{}, part);
+}
+
+/// 1 for each row that counts, else 0, as one list.
+fn counting(targets: Array, ignore: Array) Error!Array {
+    const differs = try targets.notEqual(ignore);
+    defer differs.deinit();
+    const weights = try differs.astype(.float32);
+    defer weights.deinit();
+    return weights.reshape(&.{@intCast(targets.size())});
+}
+
+/// The reduction of the losses of rows, in the dtype of the logits.
+fn reduced(
+    context: *Context,
+    rows: Array,
+    logits: Array,
+    targets: Array,
+    ignore: Array,
+    options: CrossEntropyOptions,
+) Error!Array {
+    if (options.reduction == .none) return rows.astype(logits.dtype());
+    const flat = try rows.reshape(&.{@intCast(rows.size())});
+    defer flat.deinit();
+    const value = value: {
+        if (options.reduction == .sum or options.ignore_index == null) {
+            const key = if (options.reduction == .sum) "loss_sum" else "loss_mean";
+            break :value try context.one(table.find(key), &.{flat});
+        }
+        const weights = try counting(targets, ignore);
+        defer weights.deinit();
+        break :value try context.one(table.find("loss_weighted_mean"), &.{ flat, weights });
+    };
+    defer value.deinit();
+    return value.astype(logits.dtype());
+}
+
+/// The gradient of the logits, from the cotangent of the reduced loss.
+pub fn crossEntropyBackward(
+    context: *Context,
+    logits: Array,
+    targets: Array,
+    loss: Loss,
+    dloss: Array,
+    options: CrossEntropyOptions,
+) Error!Array {
+    try table.check("cross_entropy", &.{ logits, targets, null });
+    const lead = logits.shape()[0 .. logits.ndim() - 1];
+    const shape: []const i32 = if (options.reduction == .none) lead else &.{};
+    try arguments.checkShape("cross_entropy", "dloss", dloss, shape);
+    const ignore = try ignored(options);
+    defer ignore.deinit();
+    const rows = try spread(context, dloss, lead, targets, ignore, options);
+    defer rows.deinit();
+    const none = try Array.zeros(.float32, lead);
+    defer none.deinit();
+    return context.one(
+        entropy(logits, "dlogits"),
+        &.{ logits, targets, ignore, loss.lse, rows, none },
+    );
+}
+
+/// The cotangents of the losses of the rows.
+fn spread(
+    context: *Context,
+    dloss: Array,
+    lead: []const i32,
+    targets: Array,
+    ignore: Array,
+    options: CrossEntropyOptions,
+) Error!Array {
+    const wide = try dloss.astype(.float32);
+    defer wide.deinit();
+    if (options.reduction != .mean) return wide.broadcastTo(lead);
+    const count = count: {
+        if (options.ignore_index == null) {
+            break :count try Array.scalar(f32, @floatFromInt(targets.size()));
+        }
+        const weights = try counting(targets, ignore);
+        defer weights.deinit();
+        break :count try context.one(table.find("loss_sum"), &.{weights});
+    };
+    defer count.deinit();
+    const part = try wide.divide(count);
+    defer part.deinit();
+    return part.broadcastTo(lead);
+}

@@ -1,0 +1,154 @@
+//! Kernel bodies as text, from patterns: the same bytes as `zmlx/codegen` gives.
+//!
+//! A pattern is names, integers and text; `source` is the body that `mx.fast.metal_kernel` takes.
+//! To add a form, write a file with a struct that has the functions named in `Pattern`, and add it
+//! to the union. All memory that a function here returns belongs to the arena it was given.
+
+const std = @import("std");
+const python = @import("python.zig");
+const tables = @import("tables.zig").tables;
+const text = @import("codegen/text.zig");
+const Allocator = std.mem.Allocator;
+const Error = Allocator.Error;
+
+pub const named = @import("codegen/named.zig");
+pub const parts = @import("codegen/parts.zig");
+pub const Columnwise = @import("codegen/columnwise.zig").Columnwise;
+pub const Fold = @import("codegen/fold.zig").Fold;
+pub const Scan = @import("codegen/scan.zig").Scan;
+pub const Elementwise = @import("codegen/elementwise.zig").Elementwise;
+pub const Rowwise = @import("codegen/rowwise.zig").Rowwise;
+pub const Names = text.Names;
+pub const isIdentifier = text.isIdentifier;
+pub const Words = text.Words;
+
+/// Inputs, outputs, and the body of a kernel that maps one to the other.
+///
+/// The kernel's parameters are the arrays behind `inputs` (`x_in`), the launch constants, and the
+/// arrays behind `outputs` (`y_out`).
+pub const Pattern = union(enum) {
+    elementwise: Elementwise,
+    rowwise: Rowwise,
+    columnwise: Columnwise,
+    fold: Fold,
+    scan: Scan,
+
+    pub fn inputs(pattern: Pattern, arena: Allocator) Error![]const parts.Operand {
+        return switch (pattern) {
+            inline .fold, .scan => |p| p.operands(arena),
+            inline else => |p| p.inputs,
+        };
+    }
+
+    pub fn outputs(pattern: Pattern) []const parts.Output {
+        return switch (pattern) {
+            inline else => |p| p.outputs,
+        };
+    }
+
+    /// What the pattern names.
+    pub fn names(pattern: Pattern, arena: Allocator) Error![]const []const u8 {
+        var found: Names = .{};
+        for (try pattern.inputs(arena)) |x| try found.add(arena, x.name);
+        for (pattern.outputs()) |y| try found.add(arena, y.name);
+        switch (pattern) {
+            inline else => |p| try p.addNames(&found, arena),
+        }
+        return found.items();
+    }
+
+    /// Why this is no pattern, or null.
+    pub fn problem(pattern: Pattern, arena: Allocator) Error!?[]const u8 {
+        switch (pattern) {
+            inline .fold, .scan => |p| if (try p.earlyProblem(arena)) |reason| return reason,
+            inline else => {},
+        }
+        const all = try pattern.names(arena);
+        for (all) |name| {
+            if (!isIdentifier(name)) return try std.fmt.allocPrint(
+                arena,
+                "[codegen] 'name' must be an identifier but got {f}.",
+                .{python.ascii(name)},
+            );
+            if (isTaken(name, all)) return try std.fmt.allocPrint(
+                arena,
+                "[codegen] 'name' must not be a name of the body itself but got {f}.",
+                .{python.ascii(name)},
+            );
+        }
+        if (pattern.outputs().len == 0) {
+            return "[codegen] 'outputs' must have at least one entry but got ().";
+        }
+        return switch (pattern) {
+            inline else => |p| p.problem(arena),
+        };
+    }
+
+    /// The launch constants that follow the inputs.
+    pub fn constants(pattern: Pattern) []const []const u8 {
+        return switch (pattern) {
+            inline else => |p| p.constants(),
+        };
+    }
+
+    /// Functions that the body calls.
+    pub fn header(pattern: Pattern, arena: Allocator) Error![]const u8 {
+        return switch (pattern) {
+            inline else => |p| p.header(arena),
+        };
+    }
+
+    /// The arrays behind the inputs, without suffix.
+    pub fn inputArrays(pattern: Pattern, arena: Allocator) Error![]const []const u8 {
+        var found: Names = .{};
+        for (try pattern.inputs(arena)) |x| try found.add(arena, x.arrayName());
+        return found.items();
+    }
+
+    /// The arrays behind the outputs, without suffix.
+    pub fn outputArrays(pattern: Pattern, arena: Allocator) Error![]const []const u8 {
+        var found: Names = .{};
+        for (pattern.outputs()) |y| try found.add(arena, y.arrayName());
+        return found.items();
+    }
+
+    /// Parameters of the kernel that are inputs.
+    pub fn inputNames(pattern: Pattern, arena: Allocator) Error![]const []const u8 {
+        const arrays = try suffixed(arena, try pattern.inputArrays(arena), "_in");
+        return std.mem.concat(arena, []const u8, &.{ arrays, pattern.constants() });
+    }
+
+    /// Parameters of the kernel that are outputs.
+    pub fn outputNames(pattern: Pattern, arena: Allocator) Error![]const []const u8 {
+        return suffixed(arena, try pattern.outputArrays(arena), "_out");
+    }
+
+    /// The body, of a pattern that has no problem.
+    pub fn source(pattern: Pattern, arena: Allocator) Error![]const u8 {
+        return switch (pattern) {
+            inline else => |p| p.source(arena),
+        };
+    }
+};
+
+fn suffixed(
+    arena: Allocator,
+    names: []const []const u8,
+    suffix: []const u8,
+) Error![]const []const u8 {
+    const result = try arena.alloc([]const u8, names.len);
+    for (result, names) |*r, n| r.* = try std.mem.concat(arena, u8, &.{ n, suffix });
+    return result;
+}
+
+/// Whether a body uses the name itself, or makes it from another name of the pattern.
+fn isTaken(name: []const u8, all: []const []const u8) bool {
+    for (tables.reserved) |word| if (std.mem.eql(u8, word, name)) return true;
+    for (tables.suffixes) |suffix| {
+        if (!std.mem.endsWith(u8, name, suffix)) continue;
+        for (all) |other| {
+            if (std.mem.eql(u8, other, name[0 .. name.len - suffix.len])) return true;
+        }
+    }
+    return false;
+}

@@ -1,0 +1,76 @@
+//! Elementwise bodies.
+
+const std = @import("std");
+const parts = @import("parts.zig");
+const random = @import("random.zig");
+const text = @import("text.zig");
+const Body = text.Body;
+const Error = text.Error;
+const Names = text.Names;
+const Allocator = std.mem.Allocator;
+
+/// out[i] = expr(inputs[i], …) for `size` elements; inputs are "full", "scalar" or "random".
+pub const Elementwise = struct {
+    inputs: []const parts.Operand,
+    outputs: []const parts.Output,
+    lets: []const parts.Let = &.{},
+
+    pub fn addNames(p: Elementwise, names: *Names, arena: Allocator) Error!void {
+        for (p.lets) |let| try names.add(arena, let.name);
+    }
+
+    pub fn problem(_: Elementwise, _: Allocator) Error!?[]const u8 {
+        return null;
+    }
+
+    pub fn constants(_: Elementwise) []const []const u8 {
+        return &.{"size"};
+    }
+
+    pub fn header(p: Elementwise, arena: Allocator) Error![]const u8 {
+        return random.header(arena, p.inputs);
+    }
+
+    pub fn source(p: Elementwise, arena: Allocator) Error![]const u8 {
+        var body: Body = .init(arena);
+        const exprs = try text.expressions(arena, p.outputs);
+        var needed = try text.neededNames(arena, exprs, p.lets, .{});
+        for (p.inputs) |x| if (x.kind == .random) try needed.add(arena, x.index);
+        for (p.inputs) |x| if (x.kind == .scalar and needed.has(x.name)) {
+            try text.addScalar(&body, x);
+        };
+        try random.addKeys(&body, p.inputs);
+        try body.add("const size_t start_ = size_t(thread_position_in_grid.x) * N;", .{});
+        try body.open("if (start_ + N <= size_t(size))", .{});
+        for (p.inputs) |x| if (x.kind == .random) {
+            try random.addBlock(&body, x, "N", try body.fmt("{s} + start_ / 4", .{x.index}));
+        };
+        try body.open("for (uint k_ = 0; k_ < N; ++k_)", .{});
+        try body.add("const size_t i_ = start_ + k_;", .{});
+        for (p.inputs) |x| if (x.kind == .random) {
+            try body.add("const float {s} = {s}_drawn[k_];", .{ x.name, x.name });
+        };
+        try p.element(&body, needed);
+        try body.close();
+        try body.closeElse();
+        try body.open("for (size_t i_ = start_; i_ < size_t(size); ++i_)", .{});
+        for (p.inputs) |x| if (x.kind == .random) try random.addDraw(&body, x, x.index, "i_");
+        try p.element(&body, needed);
+        try body.close();
+        try body.close();
+        return body.text();
+    }
+
+    fn element(p: Elementwise, body: *Body, needed: Names) Error!void {
+        for (p.inputs) |x| if (x.kind == .full and needed.has(x.name)) {
+            try body.add(
+                "const {s} {s} = {s}({s}_in[i_]);",
+                .{ x.type, x.name, x.type, x.arrayName() },
+            );
+        };
+        for (p.lets) |let| if (needed.has(let.name)) try body.declare(let);
+        for (p.outputs) |y| {
+            try body.add("{s}_out[i_] = {s}_t({s});", .{ y.arrayName(), y.name, y.expr });
+        }
+    }
+};

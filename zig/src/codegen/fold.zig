@@ -1,0 +1,381 @@
+//! Reductions of one axis to a state: sums, extremes, their positions, moments.
+
+const std = @import("std");
+const monoids = @import("monoids.zig");
+const parts = @import("parts.zig");
+const tables = @import("../tables.zig").tables;
+const text = @import("text.zig");
+const Allocator = std.mem.Allocator;
+const Body = text.Body;
+const Error = text.Error;
+const Monoid = monoids.Monoid;
+const Names = text.Names;
+
+/// out = expr(state), where the state is that of the elements along one axis. See `fold.py`.
+pub const Fold = struct {
+    op: []const u8,
+    outputs: []const parts.Output,
+    type: []const u8 = "float",
+    columns: bool = false,
+    merges: bool = false,
+    cut: bool = false,
+    for_scan: bool = false,
+    scalars: []const parts.Operand = &.{},
+
+    pub fn operands(p: Fold, arena: Allocator) Error![]const parts.Operand {
+        return std.mem.concat(arena, parts.Operand, &.{ try p.elements(arena), p.scalars });
+    }
+
+    fn elements(p: Fold, arena: Allocator) Error![]const parts.Operand {
+        if (!p.merges) return arena.dupe(parts.Operand, &.{.{ .name = "x", .type = p.type }});
+        const m = p.monoid();
+        const list = try arena.alloc(parts.Operand, m.states.len);
+        for (list, m.states) |*x, state| {
+            x.* = .{ .name = state.name, .type = monoids.typeOf(state, p.type) };
+        }
+        return list;
+    }
+
+    pub fn addNames(_: Fold, _: *Names, _: Allocator) Error!void {}
+
+    /// What must hold before the operands can be known.
+    pub fn earlyProblem(p: Fold, arena: Allocator) Error!?[]const u8 {
+        return monoids.problem(arena, p.op, p.type);
+    }
+
+    pub fn problem(_: Fold, _: Allocator) Error!?[]const u8 {
+        return null;
+    }
+
+    pub fn constants(p: Fold) []const []const u8 {
+        return axisConstants(p.columns);
+    }
+
+    pub fn header(_: Fold, _: Allocator) Error![]const u8 {
+        return "";
+    }
+
+    fn monoid(p: Fold) Monoid {
+        return monoids.find(p.op).?;
+    }
+
+    pub fn source(p: Fold, arena: Allocator) Error![]const u8 {
+        var writer: Writer = .{
+            .p = p,
+            .m = p.monoid(),
+            .body = .init(arena),
+            .elements = try p.elements(arena),
+        };
+        if (p.columns) try writer.columns() else try writer.rows();
+        return writer.body.text();
+    }
+};
+
+pub fn axisConstants(columns: bool) []const []const u8 {
+    return if (columns)
+        &.{ "batches", "rows", "D", "parts", "chunk" }
+    else
+        &.{ "rows", "D", "parts", "chunk" };
+}
+
+const Writer = struct {
+    p: Fold,
+    m: Monoid,
+    body: Body,
+    elements: []const parts.Operand,
+
+    fn typeOf(w: *Writer, i: usize) []const u8 {
+        return monoids.typeOf(w.m.states[i], w.p.type);
+    }
+
+    fn spell(w: *Writer, before: []const u8, after: []const u8) Error!monoids.Spelled {
+        return monoids.spell(&w.body, w.m, before, after);
+    }
+
+    /// The state of an accumulator.
+    fn own(w: *Writer, index: []const u8, suffix: []const u8) Error!monoids.Spelled {
+        return w.spell("", try w.body.fmt("{s}[{s}]", .{ suffix, index }));
+    }
+
+    fn merge(w: *Writer, a: monoids.Spelled, b: monoids.Spelled, quick: bool) Error!void {
+        return monoids.addMerge(&w.body, w.m, a, b, quick);
+    }
+
+    fn shifted(w: *Writer) bool {
+        return w.m.shifted and !w.p.merges;
+    }
+
+    // ---- rows -----------------------------------------------------------------------------------
+
+    fn rows(w: *Writer) Error!void {
+        const body = &w.body;
+        for (w.m.states, 0..) |state, i| {
+            try body.add(
+                "threadgroup {s} {s}_scratch[TPR % 32 == 0 ? TPR / 32 : TPR];",
+                .{ w.typeOf(i), state.name },
+            );
+        }
+        try body.add("const uint lane_ = thread_position_in_threadgroup.x % TPR;", .{});
+        try body.add("const uint group_ = threadgroup_position_in_grid.x" ++
+            " + threadgroup_position_in_grid.y * threadgroups_per_grid.x;", .{});
+        try body.add("const uint items_ = rows * parts;", .{});
+        try body.open("if (group_ * RPG >= items_)", .{});
+        try body.add("return;", .{});
+        try body.close();
+        // A surplus item of the last group repeats the last one and stores nothing, so that every
+        // thread reaches every simd operation.
+        try body.add(
+            "const uint slot_ = group_ * RPG + thread_position_in_threadgroup.x / TPR;",
+            .{},
+        );
+        try body.add("const bool live_ = RPG == 1 || slot_ < items_;", .{});
+        try body.add("const uint item_ = live_ ? slot_ : items_ - 1;", .{});
+        try body.add("const uint first_ = item_ % parts * chunk;", .{});
+        try body.add("const uint stop_ = chunk < D - first_ ? first_ + chunk : D;", .{});
+        try body.add("const uint whole_ = first_ + (stop_ - first_) / U * U;", .{});
+        for (w.elements) |x| {
+            try body.add(
+                "auto {s}_in_row = {s}_in + size_t(item_ / parts) * D;",
+                .{ x.name, x.name },
+            );
+        }
+        if (w.shifted()) {
+            try body.add("const {s} shift_ = {s}(x_in_row[D - 1]);", .{ w.p.type, w.p.type });
+        }
+        try w.walk("U", "u_", "TPR * U", "first_ + lane_ * U", "whole_", rowStep);
+        try body.open("for (uint k_ = 0; k_ < (U + TPR - 1) / TPR; ++k_)", .{});
+        try body.add("const uint j = whole_ + k_ * TPR + lane_;", .{});
+        try body.open("if (j < stop_)", .{});
+        const other = try w.load("row[j]", "j");
+        try w.merge(try w.own("k_", "_part"), other, false);
+        try body.close();
+        try body.close();
+        try w.foldRow();
+        try body.open("if (lane_ == 0 && live_)", .{});
+        try w.store("item_");
+        try body.close();
+    }
+
+    fn rowStep(w: *Writer, suffix: []const u8) Error!void {
+        const body = &w.body;
+        // From a pointer, since a sum of indices that may wrap keeps the loop from vectorising.
+        for (w.elements) |x| {
+            try body.add("auto {s}_in_step = {s}_in_row + i_;", .{ x.name, x.name });
+        }
+        try body.open("for (uint u_ = 0; u_ < U; ++u_)", .{});
+        try body.add("const uint j = i_ + u_;", .{});
+        const other = try w.load("step[u_]", "j");
+        try w.merge(try w.own("u_", suffix), other, !w.p.merges);
+        try body.close();
+    }
+
+    /// The accumulators of a thread, then the threads of a row.
+    fn foldRow(w: *Writer) Error!void {
+        const body = &w.body;
+        const states = w.m.states;
+        try body.open("for (uint w_ = U / 2; w_ > 0; w_ /= 2)", .{});
+        try body.open("for (uint u_ = 0; u_ < w_; ++u_)", .{});
+        try w.merge(try w.own("u_", "_part"), try w.own("u_ + w_", "_part"), false);
+        try body.close();
+        try body.close();
+        for (states, 0..) |s, i| {
+            try body.add("{s} {s} = {s}_part[0];", .{ w.typeOf(i), s.name, s.name });
+        }
+        const state = try w.spell("", "");
+        const other = try w.spell("", "_next");
+        try body.add(
+            "const uint width_ = TPR % 32 == 0 ? 32 : (TPR & (TPR - 1)) == 0 ? TPR : 1;",
+            .{},
+        );
+        try body.open("for (ushort step_ = ushort(width_ / 2); step_ > 0; step_ /= 2)", .{});
+        for (states, 0..) |s, i| {
+            try body.add(
+                "const {s} {s}_next = simd_shuffle_xor({s}, step_);",
+                .{ w.typeOf(i), s.name, s.name },
+            );
+        }
+        try w.merge(state, other, false);
+        try body.close();
+        try body.open("if (TPR > width_)", .{});
+        try body.open("if (lane_ % width_ == 0)", .{});
+        for (states) |s| try body.add("{s}_scratch[lane_ / width_] = {s};", .{ s.name, s.name });
+        try body.close();
+        try body.add("threadgroup_barrier(mem_flags::mem_threadgroup);", .{});
+        for (states) |s| try body.add("{s} = {s}_scratch[0];", .{ s.name, s.name });
+        try body.open("for (uint s_ = 1; s_ < TPR / width_; ++s_)", .{});
+        for (states, 0..) |s, i| {
+            try body.add("const {s} {s}_next = {s}_scratch[s_];", .{ w.typeOf(i), s.name, s.name });
+        }
+        try w.merge(state, other, false);
+        try body.close();
+        try body.close();
+    }
+
+    // ---- columns --------------------------------------------------------------------------------
+
+    fn columns(w: *Writer) Error!void {
+        const body = &w.body;
+        try addColumnPlace(body);
+        try body.add("const uint first_ = item_ % parts * chunk;", .{});
+        try body.add("const uint stop_ = chunk < rows - first_ ? first_ + chunk : rows;", .{});
+        try body.add("const uint width_ = min(uint(N), D - column_);", .{});
+        for (w.elements) |x| {
+            try body.add(
+                "auto {s}_in_first = {s}_in + size_t(item_ / parts) * rows * D + column_;",
+                .{ x.name, x.name },
+            );
+        }
+        if (w.shifted()) {
+            try body.add("{s} shift_[N];", .{w.p.type});
+            try body.open("for (uint n_ = 0; n_ < width_; ++n_)", .{});
+            try body.add(
+                "shift_[n_] = {s}(x_in_first[size_t(rows - 1) * D + n_]);",
+                .{w.p.type},
+            );
+            try body.close();
+        }
+        try w.walk("N", "n_", "1", "first_", "stop_", columnStep);
+        try body.open("for (uint n_ = 0; n_ < width_; ++n_)", .{});
+        for (w.m.states, 0..) |s, i| {
+            try body.add("const {s} {s} = {s}_part[n_];", .{ w.typeOf(i), s.name, s.name });
+        }
+        try w.store("size_t(item_) * D + column_ + n_");
+        try body.close();
+    }
+
+    fn columnStep(w: *Writer, suffix: []const u8) Error!void {
+        const body = &w.body;
+        for (w.elements) |x| {
+            try body.add("auto {s}_in_row = {s}_in_first + size_t(i_) * D;", .{ x.name, x.name });
+        }
+        try body.open("if (width_ == N)", .{});
+        for ([_][]const u8{ "n_ < N", "n_ < width_" }, 0..) |loop, i| {
+            if (i > 0) try body.closeElse();
+            try body.open("for (uint n_ = 0; {s}; ++n_)", .{loop});
+            const other = try w.load("row[n_]", "i_");
+            try w.merge(try w.own("n_", suffix), other, !w.p.merges);
+            try body.close();
+        }
+        try body.close();
+    }
+
+    // ---- both -----------------------------------------------------------------------------------
+
+    /// Declares the element at `place`, and gives its state.
+    fn load(w: *Writer, place: []const u8, index: []const u8) Error!monoids.Spelled {
+        const body = &w.body;
+        if (w.p.merges) {
+            for (w.elements) |x| {
+                try body.add(
+                    "const {s} {s}_next = {s}({s}_in_{s});",
+                    .{ x.type, x.name, x.type, x.name, place },
+                );
+            }
+            return w.spell("", "_next");
+        }
+        const shift = if (!w.m.shifted) "" else if (w.p.columns) " - shift_[n_]" else " - shift_";
+        try body.add("const {s} v_ = {s}(x_in_{s}){s};", .{ w.p.type, w.p.type, place, shift });
+        const result = try body.arena.alloc([]const u8, w.m.lift.len);
+        for (result, w.m.lift) |*to, lift| {
+            to.* = try std.mem.replaceOwned(u8, body.arena, lift, "j", index);
+        }
+        return result;
+    }
+
+    fn openLoop(w: *Writer, count: []const u8, index: []const u8) Error!void {
+        const stop = if (w.p.columns) "width_" else count;
+        try w.body.open("for (uint {s} = 0; {s} < {s}; ++{s})", .{ index, index, stop, index });
+    }
+
+    /// Declares accumulators.
+    fn start(w: *Writer, count: []const u8, index: []const u8, suffix: []const u8) Error!void {
+        const body = &w.body;
+        for (w.m.states, 0..) |s, i| {
+            try body.add("{s} {s}{s}[{s}];", .{ w.typeOf(i), s.name, suffix, count });
+        }
+        try w.openLoop(count, index);
+        const state = try w.own(index, suffix);
+        // Merging takes the lower of equal positions, so that no position is the highest.
+        const front = if (w.p.merges) monoids.range("uint").?.highest else "first_";
+        for (state, 0..) |name, i| {
+            const value = try monoids.started(body, w.m, i, w.p.type, front);
+            try body.add("{s} = {s};", .{ name, value });
+        }
+        try body.close();
+    }
+
+    /// All whole steps from `from` to `to`.
+    fn walk(
+        w: *Writer,
+        count: []const u8,
+        index: []const u8,
+        step: []const u8,
+        from: []const u8,
+        to: []const u8,
+        comptime take: fn (*Writer, []const u8) Error!void,
+    ) Error!void {
+        const body = &w.body;
+        const counts = w.m.step.len > 0 and !w.p.merges;
+        const plain = w.p.merges or !w.m.blocked;
+        var first = from;
+        var stop = to;
+        try w.start(count, index, "_part");
+        if (!plain) {
+            try body.open(
+                "for (uint b_ = {s}; b_ < {s}; b_ += {d} * {s})",
+                .{ first, stop, tables.fold_block, step },
+            );
+            try w.start(count, index, "_block");
+            try body.add(
+                "const uint end_ = min({s}, b_ + {d} * {s});",
+                .{ stop, tables.fold_block, step },
+            );
+            first = "b_";
+            stop = "end_";
+        }
+        if (counts) try body.add("uint steps_ = 0;", .{});
+        try body.open("for (uint i_ = {s}; i_ < {s}; i_ += {s})", .{ first, stop, step });
+        if (counts) try body.add("{s}", .{w.m.step});
+        try take(w, if (plain) "_part" else "_block");
+        try body.close();
+        if (!plain) {
+            try w.openLoop(count, index);
+            try w.merge(try w.own(index, "_part"), try w.own(index, "_block"), false);
+            try body.close();
+            try body.close();
+        }
+        if (w.m.after.len > 0 and !w.p.merges) {
+            try w.openLoop(count, index);
+            const state = try w.own(index, "_part");
+            for (w.m.after) |line| {
+                try body.add("{s}", .{try monoids.fill(body, w.m, line, state, &.{})});
+            }
+            try body.close();
+        }
+    }
+
+    fn store(w: *Writer, place: []const u8) Error!void {
+        for (w.p.scalars) |x| {
+            try w.body.add("const {s} {s} = {s}({s}_in);", .{ x.type, x.name, x.type, x.name });
+        }
+        for (w.p.outputs) |y| {
+            try w.body.add("{s}_out[{s}] = {s}_t({s});", .{ y.name, place, y.name, y.expr });
+        }
+    }
+};
+
+/// Which columns of which part a thread has.
+pub fn addColumnPlace(body: *Body) Error!void {
+    try body.add("const uint group_ = threadgroup_position_in_grid.x" ++
+        " + threadgroup_position_in_grid.y * threadgroups_per_grid.x;", .{});
+    try body.add("const uint blocks_ = (D + N * G - 1) / (N * G);", .{});
+    try body.add("const uint item_ = group_ / blocks_;", .{});
+    try body.add(
+        "const uint place_ = group_ % blocks_ * G + thread_position_in_threadgroup.x;",
+        .{},
+    );
+    try body.add("const uint column_ = place_ * N;", .{});
+    try body.open("if (item_ >= batches * parts || column_ >= D)", .{});
+    try body.add("return;", .{});
+    try body.close();
+}

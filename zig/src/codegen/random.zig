@@ -1,0 +1,60 @@
+//! Random operands: how a body draws their numbers.
+
+const std = @import("std");
+const msl = @import("../msl.zig");
+const Operand = @import("parts.zig").Operand;
+const text = @import("text.zig");
+const Body = text.Body;
+const Error = text.Error;
+
+pub fn anyDrawn(inputs: []const Operand) bool {
+    for (inputs) |x| if (x.kind == .random) return true;
+    return false;
+}
+
+/// The functions that draws call.
+pub fn header(arena: std.mem.Allocator, inputs: []const Operand) Error![]const u8 {
+    return if (anyDrawn(inputs)) msl.headerFor(arena, "zmlx_draw") else "";
+}
+
+/// The key of every random operand.
+pub fn addKeys(body: *Body, inputs: []const Operand) Error!void {
+    for (inputs) |x| if (x.kind == .random) {
+        try body.add("const uint64_t {s}_key = uint64_t({s}_in);", .{ x.name, x.arrayName() });
+    };
+}
+
+/// The counter of element 0 of a row.
+pub fn addRowCounters(body: *Body, inputs: []const Operand) Error!void {
+    for (inputs) |x| if (x.kind == .random) {
+        try body.add(
+            "const uint64_t {s}_first = {s} + uint64_t(row) * ((D + 3) / 4);",
+            .{ x.name, x.index },
+        );
+    };
+}
+
+/// Numbers for `width` elements, a multiple of four, from counter `first` on.
+pub fn addBlock(body: *Body, x: Operand, width: []const u8, first: []const u8) Error!void {
+    try body.add("float {s}_drawn[{s}];", .{ x.name, width });
+    try body.open("for (uint q_ = 0; q_ < {s} / 4; ++q_)", .{width});
+    try body.add(
+        "const zmlx_words words_ = zmlx_philox({s} + q_, {s}_key);",
+        .{ first, x.name },
+    );
+    for ([_][]const u8{ "", " + 1", " + 2", " + 3" }, "abcd") |offset, word| {
+        try body.add(
+            "{s}_drawn[4 * q_{s}] = zmlx_uniform(words_.{c});",
+            .{ x.name, offset, word },
+        );
+    }
+    try body.close();
+}
+
+/// The number of one element, where no block is.
+pub fn addDraw(body: *Body, x: Operand, first: []const u8, index: []const u8) Error!void {
+    try body.add(
+        "const float {s} = zmlx_draw({s}, {s}, {s}_key);",
+        .{ x.name, first, index, x.name },
+    );
+}

@@ -1,0 +1,36 @@
+//! Errors of MLX and of what calls it: a code, and a text that says what was wrong.
+
+const std = @import("std");
+const shim = @import("shim.zig");
+
+pub const Error = error{
+    /// An argument that cannot be; nothing was launched.
+    InvalidArgument,
+    OutOfMemory,
+    /// A kernel did not compile, or failed while it ran, or MLX did.
+    MlxFailure,
+};
+
+/// What went wrong in the last call on this thread that failed. Valid until the next one.
+pub fn lastError() []const u8 {
+    return std.mem.span(shim.zmlx_error_message());
+}
+
+/// The status of a C function as an error.
+pub fn check(status: shim.Status) Error!void {
+    return switch (status) {
+        .ok => {},
+        .invalid_argument => error.InvalidArgument,
+        .out_of_memory => error.OutOfMemory,
+        else => error.MlxFailure,
+    };
+}
+
+/// Sets the text, shortened if it is very long, and gives the error.
+pub fn invalid(comptime format: []const u8, arguments: anytype) Error {
+    var buffer: [1024]u8 = undefined;
+    var w: std.Io.Writer = .fixed(&buffer);
+    w.print(format, arguments) catch {};
+    shim.zmlx_set_error_message(.of(w.buffered()));
+    return error.InvalidArgument;
+}

@@ -1,0 +1,224 @@
+//! Kernels from Metal source: what `zmlx.metal` is in Python.
+
+const std = @import("std");
+const arrays = @import("array.zig");
+const errors = @import("errors.zig");
+const shim = @import("shim.zig");
+const specs = @import("spec.zig");
+const Allocator = std.mem.Allocator;
+const Array = arrays.Array;
+const Dtype = arrays.Dtype;
+const Error = errors.Error;
+const KernelSpec = specs.KernelSpec;
+
+/// A template argument: its name, and a dtype, an integer or a truth value.
+pub const TemplateArgument = struct {
+    name: []const u8,
+    value: union(enum) { int: i32, bool: bool, dtype: Dtype },
+
+    fn toC(argument: TemplateArgument) shim.TemplateArgument {
+        return .{
+            .name = .of(argument.name),
+            .kind = @intFromEnum(argument.value),
+            .value = switch (argument.value) {
+                .int => |n| n,
+                .bool => |truth| @intFromBool(truth),
+                .dtype => |dtype| @intFromEnum(dtype),
+            },
+        };
+    }
+};
+
+/// Everything about a launch but its arrays.
+pub const Launch = struct {
+    template: []const TemplateArgument = &.{},
+    /// Threads per dimension.
+    grid: [3]u32,
+    /// Threads per group.
+    threadgroup: [3]u32 = .{ 256, 1, 1 },
+    output_shapes: []const []const i32,
+    output_dtypes: []const Dtype,
+    /// What every output is filled with before the launch.
+    init_value: ?f32 = null,
+    /// Default: the default stream of the device that kernels run on.
+    stream: ?arrays.Stream = null,
+};
+
+/// A kernel: a counted reference, so that it stays valid for whoever holds one, on any thread,
+/// whatever becomes of the cache that it came from.
+pub const MetalKernel = struct {
+    shared: *Shared,
+
+    const Shared = struct {
+        gpa: Allocator,
+        references: std.atomic.Value(usize),
+        handle: *shim.Kernel,
+        full_name: []const u8,
+        inputs: usize,
+        outputs: usize,
+    };
+
+    /// A kernel of its own. The specification is copied.
+    pub fn create(gpa: Allocator, spec: KernelSpec) Error!MetalKernel {
+        var arena_state: std.heap.ArenaAllocator = .init(gpa);
+        defer arena_state.deinit();
+        const arena = arena_state.allocator();
+        if (try spec.problem(arena)) |reason| return errors.invalid("{s}", .{reason});
+
+        const full_name = try spec.fullName(gpa);
+        errdefer gpa.free(full_name);
+        const shared = try gpa.create(Shared);
+        errdefer gpa.destroy(shared);
+        shared.* = .{
+            .gpa = gpa,
+            .references = .init(1),
+            .handle = undefined,
+            .full_name = full_name,
+            .inputs = spec.input_names.len,
+            .outputs = spec.output_names.len,
+        };
+        const c_spec: shim.KernelSpec = .{
+            .name = .of(full_name),
+            .input_names = try texts(arena, spec.input_names),
+            .input_count = spec.input_names.len,
+            .output_names = try texts(arena, spec.output_names),
+            .output_count = spec.output_names.len,
+            .source = .of(spec.body),
+            .header = .of(spec.header),
+            .ensure_row_contiguous = spec.ensure_row_contiguous,
+            .atomic_outputs = spec.atomic_outputs,
+            .math_mode = .of(spec.math_mode),
+        };
+        try errors.check(shim.zmlx_metal_kernel_create(&c_spec, &shared.handle));
+        return .{ .shared = shared };
+    }
+
+    /// Another reference to the same kernel.
+    pub fn clone(kernel: MetalKernel) MetalKernel {
+        _ = kernel.shared.references.fetchAdd(1, .monotonic);
+        return kernel;
+    }
+
+    /// Lets go of this reference; with the last one the kernel goes. Launches that have not run yet
+    /// still will.
+    pub fn deinit(kernel: MetalKernel) void {
+        const shared = kernel.shared;
+        if (shared.references.fetchSub(1, .acq_rel) > 1) return;
+        shim.zmlx_metal_kernel_destroy(shared.handle);
+        shared.gpa.free(shared.full_name);
+        shared.gpa.destroy(shared);
+    }
+
+    /// The name with a hash of the specification; valid as long as this reference.
+    pub fn fullName(kernel: MetalKernel) []const u8 {
+        return kernel.shared.full_name;
+    }
+
+    /// A lazy launch, which compiles at the first of its kind: one array for each output.
+    pub fn launch(
+        kernel: MetalKernel,
+        inputs: []const Array,
+        how: Launch,
+        outputs: []Array,
+    ) Error!void {
+        const shared = kernel.shared;
+        if (inputs.len != shared.inputs) return errors.invalid(
+            "[{s}] 'inputs' must be {d} arrays but got {d}.",
+            .{ shared.full_name, shared.inputs, inputs.len },
+        );
+        for (
+            [_][]const u8{ "outputs", "output_shapes", "output_dtypes" },
+            [_]usize{ outputs.len, how.output_shapes.len, how.output_dtypes.len },
+        ) |argument, count| if (count != shared.outputs) return errors.invalid(
+            "[{s}] '{s}' must have {d} entries but got {d}.",
+            .{ shared.full_name, argument, shared.outputs, count },
+        );
+        // What usual kernels need fits on the stack.
+        var fallback = std.heap.stackFallback(2048, shared.gpa);
+        const gpa = fallback.get();
+        const template = try gpa.alloc(shim.TemplateArgument, how.template.len);
+        defer gpa.free(template);
+        for (template, how.template) |*to, argument| to.* = argument.toC();
+        const shapes = try gpa.alloc([*]const i32, shared.outputs);
+        defer gpa.free(shapes);
+        const ndims = try gpa.alloc(usize, shared.outputs);
+        defer gpa.free(ndims);
+        for (shapes, ndims, how.output_shapes) |*shape, *ndim, given| {
+            shape.* = given.ptr;
+            ndim.* = given.len;
+        }
+        const call: shim.KernelCall = .{
+            .inputs = @ptrCast(inputs.ptr),
+            .input_count = inputs.len,
+            .template_arguments = template.ptr,
+            .template_count = template.len,
+            .grid = try extent(shared.full_name, "grid", how.grid),
+            .threadgroup = try extent(shared.full_name, "threadgroup", how.threadgroup),
+            .output_shapes = shapes.ptr,
+            .output_ndims = ndims.ptr,
+            .output_dtypes = @ptrCast(how.output_dtypes.ptr),
+            .output_count = shared.outputs,
+            .init_value = if (how.init_value) |*value| value else null,
+            .stream = if (how.stream) |*stream| &stream.handle else null,
+        };
+        try errors.check(shim.zmlx_metal_kernel_call(
+            shared.handle,
+            &call,
+            @ptrCast(outputs.ptr),
+        ));
+    }
+};
+
+fn texts(arena: Allocator, names: []const []const u8) Error![*]const shim.Text {
+    const result = try arena.alloc(shim.Text, names.len);
+    for (result, names) |*text, name| text.* = .of(name);
+    return result.ptr;
+}
+
+fn extent(name: []const u8, argument: []const u8, sizes: [3]u32) Error![3]i32 {
+    var result: [3]i32 = undefined;
+    for (&result, sizes) |*to, n| to.* = std.math.cast(i32, n) orelse return errors.invalid(
+        "[{s}] '{s}' must be below 2^31 but got {any}.",
+        .{ name, argument, sizes },
+    );
+    return result;
+}
+
+/// Kernels by the SHA-256 of their canonical specification, for any number of threads.
+pub const KernelCache = struct {
+    gpa: Allocator,
+    io: std.Io,
+    mutex: std.Io.Mutex = .init,
+    kernels: std.AutoHashMapUnmanaged(specs.Digest, MetalKernel) = .empty,
+
+    /// `gpa` must be thread-safe if the cache is used by several threads.
+    pub fn init(gpa: Allocator, io: std.Io) KernelCache {
+        return .{ .gpa = gpa, .io = io };
+    }
+
+    /// Lets go of every kernel. References that were given out stay valid.
+    pub fn deinit(cache: *KernelCache) void {
+        var kernels = cache.kernels.valueIterator();
+        while (kernels.next()) |kernel| kernel.deinit();
+        cache.kernels.deinit(cache.gpa);
+        cache.* = undefined;
+    }
+
+    /// The one kernel of a specification, made at the first call; the caller lets go of it.
+    pub fn get(cache: *KernelCache, spec: KernelSpec) Error!MetalKernel {
+        const key = spec.digest();
+        cache.mutex.lockUncancelable(cache.io);
+        defer cache.mutex.unlock(cache.io);
+        if (cache.kernels.get(key)) |kernel| return kernel.clone();
+        const kernel = try MetalKernel.create(cache.gpa, spec);
+        errdefer kernel.deinit();
+        try cache.kernels.put(cache.gpa, key, kernel);
+        return kernel.clone();
+    }
+
+    pub fn count(cache: *KernelCache) usize {
+        cache.mutex.lockUncancelable(cache.io);
+        defer cache.mutex.unlock(cache.io);
+        return cache.kernels.count();
+    }
+};

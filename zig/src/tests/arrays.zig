@@ -1,0 +1,83 @@
+//! Arrays.
+
+const std = @import("std");
+const zmlx = @import("zmlx");
+const Array = zmlx.Array;
+const Dtype = zmlx.Dtype;
+const testing = std.testing;
+const gpa = testing.allocator;
+
+test "elements of every dtype come back as they went in" {
+    inline for (.{ bool, u8, u16, u32, u64, i8, i16, i32, i64, f16, f32, f64 }) |T| {
+        var data: [6]T = undefined;
+        for (&data, 0..) |*x, i| x.* = switch (@typeInfo(T)) {
+            .bool => i % 2 == 1,
+            .int => if (i == 5) std.math.maxInt(T) else @intCast(i),
+            else => @as(T, @floatFromInt(i)) - 2.5,
+        };
+        const a = try Array.fromSlice(T, &data, &.{ 2, 3 });
+        defer a.deinit();
+        try testing.expectEqual(Dtype.of(T), a.dtype());
+        try testing.expectEqualSlices(i32, &.{ 2, 3 }, a.shape());
+        const back = try a.toOwnedSlice(gpa, T);
+        defer gpa.free(back);
+        try testing.expectEqualSlices(T, &data, back);
+    }
+}
+
+test "bfloat16 rounds to the nearest even as MLX does" {
+    const values = [_]f32{ 0, -0.0, 1, 1.00390625, 1.01171875, 3.4e38, 1e-40, std.math.inf(f32) };
+    const a = try Array.fromSlice(f32, &values, &.{values.len});
+    defer a.deinit();
+    const b = try a.astype(.bfloat16);
+    defer b.deinit();
+    var theirs: [values.len]zmlx.Bfloat16 = undefined;
+    try b.copyTo(zmlx.Bfloat16, &theirs);
+    for (values, theirs) |x, t| try testing.expectEqual(t, zmlx.Bfloat16.fromFloat(x));
+    try testing.expect(std.math.isNan(zmlx.Bfloat16.fromFloat(std.math.nan(f32)).toFloat()));
+}
+
+test "a 0-d and an empty array" {
+    const one = try Array.scalar(i64, -7);
+    defer one.deinit();
+    try testing.expectEqual(0, one.ndim());
+    try testing.expectEqual(-7, try one.item(i64));
+    const none = try Array.fromSlice(f32, &.{}, &.{ 0, 3 });
+    defer none.deinit();
+    try none.eval();
+    try testing.expectEqual(0, none.size());
+}
+
+test "data that does not fit its shape is refused" {
+    try testing.expectError(error.InvalidArgument, Array.fromSlice(f32, &.{ 1, 2 }, &.{3}));
+    try testing.expectEqualStrings(
+        "[Array] 'data' must have as many elements as the shape { 3 } but got 2.",
+        zmlx.lastError(),
+    );
+    try testing.expectError(error.InvalidArgument, Array.fromSlice(f32, &.{}, &.{-1}));
+    const large: [4]i32 = @splat(1 << 30);
+    try testing.expectError(error.InvalidArgument, Array.fromSlice(f32, &.{}, &large));
+    const a = try Array.scalar(f32, 1);
+    defer a.deinit();
+    try testing.expectError(error.InvalidArgument, a.item(i32));
+}
+
+test "a clone outlives what it was made of, and a view is read in row-major order" {
+    const a = try Array.fromSlice(i32, &.{ 1, 2, 3, 4, 5, 6 }, &.{ 2, 3 });
+    const b = try a.clone();
+    a.deinit();
+    defer b.deinit();
+    const t = try b.transpose();
+    defer t.deinit();
+    var data: [6]i32 = undefined;
+    try t.copyTo(i32, &data);
+    try testing.expectEqualSlices(i32, &.{ 1, 4, 2, 5, 3, 6 }, &data);
+}
+
+test "an operation that cannot be is an error with MLX's text" {
+    const a = try Array.zeros(.float32, &.{ 2, 3 });
+    defer a.deinit();
+    try testing.expectError(error.InvalidArgument, a.matmul(a));
+    try testing.expect(std.mem.find(u8, zmlx.lastError(), "matmul") != null);
+    try testing.expectError(error.InvalidArgument, a.reshape(&.{7}));
+}

@@ -1,0 +1,246 @@
+//! Kernels and their cache.
+
+const std = @import("std");
+const zmlx = @import("zmlx");
+const Array = zmlx.Array;
+const Dtype = zmlx.Dtype;
+const KernelSpec = zmlx.KernelSpec;
+const testing = std.testing;
+const gpa = testing.allocator;
+
+const double: KernelSpec = .{
+    .name = "double",
+    .input_names = &.{"x"},
+    .output_names = &.{"y"},
+    .body = "uint i = thread_position_in_grid.x; y[i] = x[i] + T(SHIFT) * T(x[i]);",
+};
+
+fn launchDouble(kernel: zmlx.MetalKernel, x: Array, shift: i32, stream: ?zmlx.Stream) !Array {
+    var y: [1]Array = undefined;
+    try kernel.launch(&.{x}, .{
+        .template = &.{
+            .{ .name = "T", .value = .{ .dtype = x.dtype() } },
+            .{ .name = "SHIFT", .value = .{ .int = shift } },
+        },
+        .grid = .{ @intCast(x.size()), 1, 1 },
+        .threadgroup = .{ 8, 1, 1 },
+        .output_shapes = &.{x.shape()},
+        .output_dtypes = &.{x.dtype()},
+        .stream = stream,
+    }, &y);
+    return y[0];
+}
+
+test "a kernel with template arguments, a view as input, and a stream of its own" {
+    const kernel = try zmlx.MetalKernel.create(gpa, double);
+    defer kernel.deinit();
+    const a = try Array.fromSlice(f32, &.{ 1, 2, 3, 4, 5, 6 }, &.{ 2, 3 });
+    defer a.deinit();
+    const x = try a.transpose();
+    defer x.deinit();
+    const stream: zmlx.Stream = try .new(zmlx.target());
+    for ([_]?zmlx.Stream{ null, stream }, [_]i32{ 1, 2 }) |s, shift| {
+        const y = try launchDouble(kernel, x, shift, s);
+        defer y.deinit();
+        try testing.expectEqualSlices(i32, &.{ 3, 2 }, y.shape());
+        var data: [6]f32 = undefined;
+        try y.copyTo(f32, &data);
+        for ([_]f32{ 1, 4, 2, 5, 3, 6 }, data) |before, after| {
+            try testing.expectEqual(before * @as(f32, @floatFromInt(1 + shift)), after);
+        }
+    }
+    try stream.synchronize();
+}
+
+test "every dtype runs through a kernel" {
+    const kernel = try zmlx.MetalKernel.create(gpa, .{
+        .name = "same",
+        .input_names = &.{"x"},
+        .output_names = &.{"y"},
+        .body = "uint i = thread_position_in_grid.x; y[i] = x[i];",
+    });
+    defer kernel.deinit();
+    for ([_]Dtype{
+        .bool,  .uint8, .uint16, .uint32,  .uint64,   .int8,
+        .int16, .int32, .int64,  .float16, .bfloat16, .float32,
+    }) |dtype| {
+        const ones = try Array.fromSlice(f32, &.{ 0, 1, 1 }, &.{3});
+        defer ones.deinit();
+        const x = try ones.astype(dtype);
+        defer x.deinit();
+        var y: [1]Array = undefined;
+        try kernel.launch(&.{x}, .{
+            .grid = .{ 3, 1, 1 },
+            .output_shapes = &.{&.{3}},
+            .output_dtypes = &.{dtype},
+        }, &y);
+        defer y[0].deinit();
+        const back = try y[0].astype(.float32);
+        defer back.deinit();
+        var data: [3]f32 = undefined;
+        try back.copyTo(f32, &data);
+        try testing.expectEqualSlices(f32, &.{ 0, 1, 1 }, &data);
+    }
+}
+
+test "what a launch fills its outputs with, and several outputs" {
+    const kernel = try zmlx.MetalKernel.create(gpa, .{
+        .name = "split",
+        .input_names = &.{},
+        .output_names = &.{ "a", "b" },
+        .body = "uint i = thread_position_in_grid.x; if (i % 2 == 0) a[i] = i; else b[i] = i;",
+    });
+    defer kernel.deinit();
+    var outputs: [2]Array = undefined;
+    try kernel.launch(&.{}, .{
+        .grid = .{ 4, 1, 1 },
+        .threadgroup = .{ 2, 1, 1 },
+        .output_shapes = &.{ &.{4}, &.{ 2, 2 } },
+        .output_dtypes = &.{ .int32, .float16 },
+        .init_value = -1,
+    }, &outputs);
+    defer for (outputs) |y| y.deinit();
+    var a: [4]i32 = undefined;
+    try outputs[0].copyTo(i32, &a);
+    try testing.expectEqualSlices(i32, &.{ 0, -1, 2, -1 }, &a);
+    var b: [4]f16 = undefined;
+    try outputs[1].copyTo(f16, &b);
+    try testing.expectEqualSlices(f16, &.{ -1, 1, -1, 3 }, &b);
+}
+
+test "a lazy launch runs after its kernel and its input are gone" {
+    const kernel = try zmlx.MetalKernel.create(gpa, double);
+    const x = try Array.fromSlice(f32, &.{ 1, 2 }, &.{2});
+    const y = try launchDouble(kernel, x, 1, null);
+    defer y.deinit();
+    x.deinit();
+    kernel.deinit();
+    var data: [2]f32 = undefined;
+    try y.copyTo(f32, &data);
+    try testing.expectEqualSlices(f32, &.{ 2, 4 }, &data);
+}
+
+test "a specification that is none is refused with Python's text" {
+    var spec = double;
+    spec.name = "2x";
+    try testing.expectError(error.InvalidArgument, zmlx.MetalKernel.create(gpa, spec));
+    try testing.expectEqualStrings(
+        "[kernel] 'name' must be an identifier but got '2x'.",
+        zmlx.lastError(),
+    );
+    spec = double;
+    spec.math_mode = "slow";
+    try testing.expectError(error.InvalidArgument, zmlx.MetalKernel.create(gpa, spec));
+    spec = double;
+    spec.body = " \n";
+    try testing.expectError(error.InvalidArgument, zmlx.MetalKernel.create(gpa, spec));
+}
+
+test "a launch that cannot be is refused" {
+    const kernel = try zmlx.MetalKernel.create(gpa, double);
+    defer kernel.deinit();
+    const x = try Array.zeros(.float32, &.{4});
+    defer x.deinit();
+    var y: [1]Array = undefined;
+    const good: zmlx.metal.Launch = .{
+        .grid = .{ 4, 1, 1 },
+        .output_shapes = &.{&.{4}},
+        .output_dtypes = &.{.float32},
+    };
+    try testing.expectError(error.InvalidArgument, kernel.launch(&.{}, good, &y));
+    var bad = good;
+    bad.output_dtypes = &.{};
+    try testing.expectError(error.InvalidArgument, kernel.launch(&.{x}, bad, &y));
+    bad = good;
+    bad.output_shapes = &.{&.{-4}};
+    try testing.expectError(error.InvalidArgument, kernel.launch(&.{x}, bad, &y));
+    bad = good;
+    bad.threadgroup = .{ 2048, 1, 1 };
+    try testing.expectError(error.InvalidArgument, kernel.launch(&.{x}, bad, &y));
+    const reason = "'threadgroup' must hold at most 1024";
+    try testing.expect(std.mem.find(u8, zmlx.lastError(), reason) != null);
+    bad = good;
+    bad.grid = .{ 1 << 31, 1, 1 };
+    try testing.expectError(error.InvalidArgument, kernel.launch(&.{x}, bad, &y));
+}
+
+test "a kernel that does not compile passes the compiler's message on" {
+    if (zmlx.target() == .gpu) return; // Metal compiles at evaluation
+    const kernel = try zmlx.MetalKernel.create(gpa, .{
+        .name = "broken",
+        .input_names = &.{"x"},
+        .output_names = &.{"y"},
+        .body = "y[0] = x[0] + undeclared_name;",
+    });
+    defer kernel.deinit();
+    const x = try Array.zeros(.float32, &.{1});
+    defer x.deinit();
+    var y: [1]Array = undefined;
+    try testing.expectError(error.MlxFailure, kernel.launch(&.{x}, .{
+        .grid = .{ 1, 1, 1 },
+        .output_shapes = &.{&.{1}},
+        .output_dtypes = &.{.float32},
+    }, &y));
+    try testing.expect(std.mem.find(u8, zmlx.lastError(), "undeclared_name") != null);
+}
+
+test "the cache gives one kernel per specification, which outlives the cache" {
+    var cache: zmlx.KernelCache = .init(gpa, testing.io);
+    const a = try cache.get(double);
+    defer a.deinit();
+    const b = try cache.get(double);
+    defer b.deinit();
+    try testing.expectEqual(a.shared, b.shared);
+    var other = double;
+    other.header = "// other";
+    const c = try cache.get(other);
+    defer c.deinit();
+    try testing.expect(a.shared != c.shared);
+    try testing.expectEqual(2, cache.count());
+    other.name = "a b";
+    try testing.expectError(error.InvalidArgument, cache.get(other));
+    try testing.expectEqual(2, cache.count());
+    cache.deinit();
+    const x = try Array.fromSlice(f32, &.{3}, &.{1});
+    defer x.deinit();
+    const y = try launchDouble(a, x, 1, null);
+    defer y.deinit();
+    try testing.expectEqual(6, try y.item(f32));
+}
+
+test "many threads share a cache" {
+    const Worker = struct {
+        fn work(cache: *zmlx.KernelCache, failed: *std.atomic.Value(bool)) void {
+            workOrFail(cache) catch failed.store(true, .release);
+        }
+
+        fn workOrFail(cache: *zmlx.KernelCache) !void {
+            for (0..50) |i| {
+                var names: [4]u8 = "k0_x".*;
+                names[1] = '0' + @as(u8, @intCast(i % 5));
+                var spec = double;
+                spec.name = &names;
+                const kernel = try cache.get(spec);
+                defer kernel.deinit();
+                if (!std.mem.startsWith(u8, kernel.fullName(), &names)) return error.Wrong;
+                if (i > 5) continue;
+                const x = try Array.fromSlice(f32, &.{ 1, 2 }, &.{2});
+                defer x.deinit();
+                const y = try launchDouble(kernel, x, 1, null);
+                defer y.deinit();
+                var data: [2]f32 = undefined;
+                try y.copyTo(f32, &data);
+                if (data[1] != 4) return error.Wrong;
+            }
+        }
+    };
+    // The testing allocator is thread-safe.
+    var cache: zmlx.KernelCache = .init(gpa, testing.io);
+    defer cache.deinit();
+    var failed: std.atomic.Value(bool) = .init(false);
+    var threads: [4]std.Thread = undefined;
+    for (&threads) |*t| t.* = try std.Thread.spawn(.{}, Worker.work, .{ &cache, &failed });
+    for (threads) |t| t.join();
+    try testing.expect(!failed.load(.acquire));
+    try testing.expectEqual(5, cache.count());
+}

@@ -1,0 +1,229 @@
+"""Attention without an array of scores.
+
+    out = softmax(scale · q kᵀ + mask) v
+
+q is (B, H, L, D), k is (B, K, S, D), v is (B, K, S, V), where H is a multiple of K: query head h
+reads head h div (H / K) of k and v. With a softcap c the scores are c · tanh(scale · q kᵀ / c)
+before the mask. A sink is a score per head that takes part in the softmax and has no value.
+
+Bytes: the forward reads q, k and v once per tile of 64 (CPU) or 32 (GPU) queries and writes out and
+8 bytes per query; the backward reads q, k, v, out, dout and writes dq, dk, dv, with dq in float32
+before its dtype. Nothing has the size of the scores but a mask that is given, and its gradient.
+See `attention_kernels.py` for the method.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+
+from ..arguments import BOOLEAN, FLOATING, Argument, check_array, check_number
+from ..metal import scalar
+from ..registry import Case, Op, Option, register
+from .attention_launch import attend
+from .attention_plain import scaled_dot_product_attention_reference
+from .attention_text import ADDED, KEEPS, NO_MASK, Form
+
+_OP = "scaled_dot_product_attention"
+
+_Q = Argument("q", "(*, H, L, D)")
+_K = Argument("k", "(*, K, S, D)")
+_V = Argument("v", "(*, K, S, V)")
+_MASK = Argument("mask", "(*, H, L, S)", FLOATING + BOOLEAN, optional=True)
+_SINKS = Argument("sinks", "(H,)", optional=True)
+
+
+def check_heads(op: str, q: mx.array, k: mx.array, v: mx.array) -> None:
+    """Raises unless q (B, H, L, D), k (B, K, S, D) and v (B, K, S, V) go together."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_array(op, name, x)
+        if x.ndim != 4:
+            raise ValueError(f"[{op}] '{name}' must have 4 axes but got {tuple(x.shape)}.")
+    b, h, _, d = q.shape
+    kv, s = k.shape[1:3]
+    if k.shape[0] != b or k.shape[3] != d:
+        raise ValueError(f"[{op}] 'k' must have shape ({b}, K, S, {d}) but got {tuple(k.shape)}.")
+    if (kv == 0 and h) or (kv and h % kv):
+        raise ValueError(
+            f"[{op}] 'k' must have a number of heads that divides the {h} of 'q' but got {kv}."
+        )
+    if tuple(v.shape[:3]) != (b, kv, s):
+        raise ValueError(
+            f"[{op}] 'v' must have shape ({b}, {kv}, {s}, V) but got {tuple(v.shape)}."
+        )
+
+
+def check_options(
+    op: str, heads: int, scale: Any, causal: Any, window: Any, softcap: Any, sinks: Any
+) -> None:
+    """Raises for options that are no such thing."""
+    if scale is not None:
+        check_number(op, "scale", scale)
+    if not isinstance(causal, bool):
+        raise TypeError(f"[{op}] 'causal' must be True or False but got {type(causal).__name__}.")
+    if window is not None:
+        if not isinstance(window, int) or isinstance(window, bool):
+            raise TypeError(f"[{op}] 'window' must be an integer but got {type(window).__name__}.")
+        if not 1 <= window < 2**30:
+            raise ValueError(f"[{op}] 'window' must be in [1, 2^30) but got {window}.")
+    if softcap is not None and not check_number(op, "softcap", softcap) > 0:
+        raise ValueError(f"[{op}] 'softcap' must be positive but got {softcap}.")
+    if sinks is not None:
+        check_array(op, "sinks", sinks)
+        if tuple(sinks.shape) != (heads,):
+            raise ValueError(
+                f"[{op}] 'sinks' must have shape ({heads},) but got {tuple(sinks.shape)}."
+            )
+
+
+def _mask_of(q: mx.array, k: mx.array, mask: mx.array) -> mx.array:
+    """The mask with four axes, or an error."""
+    check_array(_OP, "mask", mask, FLOATING + BOOLEAN)
+    full = (*q.shape[:3], k.shape[2])
+    shape = (1,) * (4 - mask.ndim) + tuple(mask.shape)
+    if len(shape) > 4 or any(n not in (1, m) for n, m in zip(shape, full, strict=True)):
+        raise ValueError(f"[{_OP}] 'mask' must broadcast to {full} but got {tuple(mask.shape)}.")
+    mask = mask.reshape(shape) if mask.ndim < 4 else mask
+    return mask.view(mx.uint8) if mask.dtype == mx.bool_ else mask
+
+
+def scaled_dot_product_attention(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    mask: mx.array | None = None,
+    sinks: mx.array | None = None,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """softmax(scale · q kᵀ + mask) v in memory linear in the lengths, forward and backward.
+
+    Args:
+        q: (B, H, L, D) in float32, float16 or bfloat16; computed in float32.
+        k: (B, K, S, D); K divides H, and query head h reads head h div (H / K).
+        v: (B, K, S, V).
+        mask: broadcasts to (B, H, L, S): bool (True keeps the score) or floating (added). It is
+            read where it lies.
+        sinks: (H,), a score per head that takes part in the softmax without a value.
+        scale: a number. Default: 1 / sqrt(D).
+        causal: query i keeps key j only if j ≤ i + S - L, as in MLX.
+        window: query i keeps key j only if |i + S - L - j| < window; with `causal` these are the
+            last `window` keys.
+        softcap: c > 0 makes the scores c · tanh(scores / c), before the mask.
+        return_lse: also the logarithm of the sum of the exponentials of the scores, the sink's
+            among them, as float32 (B, H, L).
+
+    Returns:
+        (B, H, L, V) in the dtype that q, k and v promote to, or (out, lse). A query without a key
+        within `causal` and `window`, or all of whose keys there a bool mask drops, attends to them
+        all alike, as in MLX, or with a sink to nothing; one whose keys all have a mask of -inf is
+        NaN. Scores that a condition drops have the gradient 0. Gradients for q, k, v, an added mask
+        and sinks; lse may be differentiated too.
+
+    Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691. Sinks: Xiao et al. 2023,
+    arXiv:2309.17453, learned as in gpt-oss.
+    """
+    check_heads(_OP, q, k, v)
+    check_options(_OP, q.shape[1], scale, causal, window, softcap, sinks)
+    if not q.dtype == k.dtype == v.dtype:
+        dtype = mx.result_type(q, k, v)
+        q, k, v = q.astype(dtype), k.astype(dtype), v.astype(dtype)
+    inputs = [q, k, v, scalar(float(q.shape[-1] ** -0.5 if scale is None else scale))]
+    kind = NO_MASK
+    if mask is not None:
+        given = mask
+        mask = _mask_of(q, k, mask)
+        kind = KEEPS if given.dtype == mx.bool_ else ADDED
+        inputs.append(mask)
+    if sinks is not None:
+        inputs.append(sinks)
+    if window is not None:
+        inputs.append(scalar(window))
+    if softcap is not None:
+        inputs.append(scalar(float(softcap)))
+    form = Form(kind, causal, window is not None, softcap is not None, sinks is not None)
+    return attend(form, tuple(inputs), return_lse)
+
+
+def _baseline(
+    q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None = None,
+    sinks: mx.array | None = None, *, scale: float | None = None, causal: bool = False,
+    **options: Any,
+) -> mx.array:  # fmt: skip
+    if any(value for value in options.values()):
+        raise ValueError("mx.fast.scaled_dot_product_attention has no such option")
+    return mx.fast.scaled_dot_product_attention(
+        q, k, v, scale=q.shape[-1] ** -0.5 if scale is None else scale,
+        mask="causal" if causal else mask, sinks=sinks,
+    )  # fmt: skip
+
+
+def _case(b: int, h: int, k: int, queries: int, keys: int, d: int, v: int, why: str = "",
+          optional: bool = True, keeps: bool = False, **options: Any) -> Case:  # fmt: skip
+    sizes = {"H": h, "K": k, "L": queries, "S": keys, "D": d, "V": v}
+    return Case((b,), sizes, why, options, optional, {"mask": mx.bool_} if keeps else {})
+
+
+register(
+    Op(
+        name=_OP,
+        family="attention",
+        summary="attention without an array of scores, forward and backward",
+        formula="softmax(scale · q kᵀ + mask) v, with sinks in the sum of the softmax",
+        function=scaled_dot_product_attention,
+        reference=scaled_dot_product_attention_reference,
+        arguments=(_Q, _K, _V, _MASK, _SINKS),
+        options=(
+            Option("scale", None, (0.3,)),
+            Option("causal", False, (True,), passed="text"),
+            Option("window", None, (1, 3)),
+            Option("softcap", None, (2.0,)),
+            Option("return_lse", False, (True,), passed="text"),
+        ),
+        outputs=("(*, H, L, V)",),
+        baseline=_baseline,
+        paper="https://arxiv.org/abs/2307.08691",
+        reads_backward=("q", "k", "v", "output"),
+        cases=(
+            _case(1, 1, 1, 1, 1, 1, 1, "one of everything"),
+            _case(2, 4, 2, 5, 9, 8, 8, "two heads share keys, more keys than queries"),
+            _case(1, 4, 2, 33, 31, 8, 24, "one past a tile of lanes, V larger than D"),
+            _case(1, 2, 2, 13, 70, 16, 16, "causal, one past a tile of rows", causal=True),
+            _case(1, 3, 1, 66, 65, 12, 20, "window, three heads share keys", window=9),
+            _case(2, 2, 1, 9, 4, 6, 3, "causal, queries without a key", False, causal=True),
+            _case(
+                1,
+                2,
+                2,
+                40,
+                40,
+                80,
+                72,
+                "several options",
+                keeps=True,
+                causal=True,
+                window=17,
+                softcap=3.0,
+            ),
+            _case(2, 8, 4, 35, 37, 16, 8, "bool mask", keeps=True),
+            _case(0, 2, 1, 5, 9, 8, 8, "no rows"),
+        ),
+        long_cases=(
+            _case(1, 2, 1, 200, 333, 64, 128, "several tiles", False),
+            _case(1, 2, 1, 333, 333, 128, 64, "several tiles, causal", causal=True),
+        ),
+        benchmarks=(
+            _case(1, 8, 8, 2048, 2048, 64, 64, "", False),
+            _case(1, 8, 8, 2048, 2048, 64, 64, "", False, causal=True),
+            _case(1, 16, 4, 1024, 1024, 128, 128, "", False, causal=True),
+        ),
+        flops="2 * rows * H * L * S * (D + V)",
+        torch="F.scaled_dot_product_attention("
+        "q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=True)",
+    )
+)

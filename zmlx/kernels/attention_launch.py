@@ -1,0 +1,255 @@
+"""How the kernels of attention are launched, and the gradient that they make together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+
+from .. import launch, tiles
+from ..autograd import nary_from_expr
+from ..body import BodyKernel, Plan, constant
+from ..codegen import Operand, Output, Pass, Reduce, Rowwise
+from ..pattern import PatternKernel
+from ..targets import cpu
+from ..transforms import Arrays, Rule
+from .attention_backward import backward_keys, backward_mask, backward_queries
+from .attention_kernels import forward
+from .attention_plain import backward_in_mlx, forward_in_mlx
+from .attention_text import ADDED, Form
+
+_OP = "scaled_dot_product_attention"
+#: Groups of the backward on a CPU, at least, where heads are few.
+_CPU_GROUPS = 16
+
+
+def _sizes(form: Form, inputs: Arrays) -> mx.array:
+    """Lengths, heads, and the strides of the mask, 0 along axes that it does not have."""
+    named = form.named(inputs)
+    q, k, mask = named["q"], named["k"], named.get("mask")
+    strides = [0, 0, 0, 0]
+    if mask is not None:
+        step = 1
+        for axis in (3, 2, 1, 0):
+            strides[axis] = step if mask.shape[axis] > 1 else 0
+            step *= mask.shape[axis]
+    return constant((q.shape[2], k.shape[2], q.shape[1], k.shape[1], *strides), mx.int64)
+
+
+def _plan(
+    chosen: launch.Settings,
+    form: Form,
+    inputs: Arrays,
+    grid: tuple[int, int, int],
+    outputs: Sequence[tuple[tuple[int, ...], mx.Dtype]],
+) -> Plan:
+    """A launch of `grid` groups."""
+    q, v = inputs[0], inputs[2]
+    tiling = _tiling(chosen, q, v)
+    threads = tiling.threads
+    template = (("T", q.dtype), ("D", q.shape[-1]), ("DV", v.shape[-1]), *tiling.template)
+    return Plan(
+        template,
+        launch.Geometry(tiling.template, (grid[0] * threads, grid[1], grid[2]), (threads, 1, 1)),
+        tuple(shape for shape, _ in outputs),
+        tuple(dtype for _, dtype in outputs),
+        (_sizes(form, inputs),),
+    )
+
+
+def _tiling(chosen: launch.Settings, q: mx.array, v: mx.array) -> tiles.Tiling:
+    tiling = tiles.tiling(chosen, q.shape[-1], v.shape[-1])
+    if tiling is None:
+        raise ValueError(
+            f"[{_OP}] 'v' must have a last axis that makes at most 2048 with q's, 1024 on a GPU, "
+            f"but got {v.shape[-1]} and {q.shape[-1]}."
+        )
+    return tiling
+
+
+def _count(n: int, tile: int) -> int:
+    return -(-n // tile)
+
+
+@cache
+def _forward(form: Form, statistics: bool, on_cpu: bool) -> BodyKernel:
+    def plan(chosen: launch.Settings, inputs: Arrays) -> Plan:
+        q, v = inputs[0], inputs[2]
+        grid = (_count(q.shape[2], _tiling(chosen, q, v).lanes), q.shape[1], q.shape[0])
+        shape = tuple(q.shape[:3])
+        outputs = [((*shape, v.shape[-1]), q.dtype)]
+        if statistics:
+            outputs += [(shape, mx.float32)] * 2
+        return _plan(chosen, form, inputs, grid, outputs)
+
+    def in_mlx(*inputs: mx.array) -> Arrays:
+        return forward_in_mlx(form, inputs)[: 3 if statistics else 1]
+
+    return BodyKernel(
+        forward(form, statistics, on_cpu),
+        plan,
+        in_mlx,
+        vjp=_rule(form) if statistics else None,
+    )
+
+
+def _chunks(chosen: launch.Settings, q: mx.array, k: mx.array, lanes: int) -> int:
+    """Groups that share the keys of a head in the backward: by tiles, or, where dq is summed along
+    with dk and dv, as few as keep a CPU busy."""
+    count = max(1, _count(k.shape[2], lanes))
+    if launch.is_cpu(chosen):
+        return min(count, max(1, _CPU_GROUPS // max(1, k.shape[0] * k.shape[1])))
+    return count
+
+
+@cache
+def _backward_keys(form: Form, with_dq: bool, on_cpu: bool) -> BodyKernel:
+    def plan(chosen: launch.Settings, inputs: Arrays) -> Plan:
+        q, k, v = inputs[:3]
+        chunks = _chunks(chosen, q, k, _tiling(chosen, q, v).lanes)
+        outputs = [(tuple(k.shape), q.dtype), (tuple(v.shape), q.dtype)]
+        if with_dq:
+            outputs.append(((chunks, *q.shape), mx.float32))
+        return _plan(chosen, form, inputs, (chunks, k.shape[1], k.shape[0]), outputs)
+
+    def in_mlx(*inputs: mx.array) -> Arrays:
+        dq, dk, dv, _ = backward_in_mlx(form, inputs)
+        dk, dv = dk.astype(inputs[1].dtype), dv.astype(inputs[2].dtype)
+        if not with_dq:
+            return dk, dv
+        q, k, v = inputs[:3]
+        chosen = launch.settings()
+        chunks = _chunks(chosen, q, k, _tiling(chosen, q, v).lanes)
+        zeros = [mx.zeros_like(dq)] * (chunks - 1)
+        return dk, dv, mx.stack([dq, *zeros])
+
+    return BodyKernel(backward_keys(form, with_dq, on_cpu), plan, in_mlx)
+
+
+@cache
+def _backward_queries(form: Form, on_cpu: bool) -> BodyKernel:
+    def plan(chosen: launch.Settings, inputs: Arrays) -> Plan:
+        q, v = inputs[0], inputs[2]
+        grid = (_count(q.shape[2], _tiling(chosen, q, v).lanes), q.shape[1], q.shape[0])
+        return _plan(chosen, form, inputs, grid, [(tuple(q.shape), q.dtype)])
+
+    def in_mlx(*inputs: mx.array) -> Arrays:
+        return (backward_in_mlx(form, inputs)[0].astype(inputs[0].dtype),)
+
+    return BodyKernel(backward_queries(form, on_cpu), plan, in_mlx)
+
+
+@cache
+def _backward_mask(form: Form, on_cpu: bool) -> BodyKernel:
+    """The gradient of an added mask; what was broadcast along queries or keys is summed but for a
+    tile of them."""
+
+    def plan(chosen: launch.Settings, inputs: Arrays) -> Plan:
+        mask = form.named(inputs)["mask"]
+        tiling = _tiling(chosen, inputs[0], inputs[2])
+        b, h, queries, keys = mask.shape
+        grid = (_count(queries, tiling.lanes), _count(keys, tiling.rows), b * h)
+        shape = (
+            b, h, tiling.lanes if queries == 1 else queries, tiling.rows if keys == 1 else keys
+        )  # fmt: skip
+        one = _plan(chosen, form, inputs, grid, [(shape, mx.float32)])
+        given = constant((b, h, queries, keys, inputs[0].shape[0]), mx.int64)
+        return Plan(one.template, one.geometry, one.shapes, one.dtypes, (*one.constants, given))
+
+    def in_mlx(*inputs: mx.array) -> Arrays:
+        ds = backward_in_mlx(form, inputs)[3]
+        mask = form.named(inputs)["mask"]
+        chosen = launch.settings()
+        tiling = _tiling(chosen, inputs[0], inputs[2])
+        axes = [a for a in range(4) if mask.shape[a] == 1]
+        ds = ds.sum(axis=axes, keepdims=True) if axes else ds
+        for axis, n in ((2, tiling.lanes), (3, tiling.rows)):
+            if axis in axes:
+                shape = [*ds.shape]
+                shape[axis] = n - 1
+                ds = mx.concatenate([ds, mx.zeros(shape)], axis=axis)
+        return (ds,)
+
+    return BodyKernel(backward_mask(form, on_cpu), plan, in_mlx)
+
+
+#: δ = Σ dO · O, less what the total's gradient adds to every score's.
+_DELTA = PatternKernel(
+    f"{_OP}/delta",
+    Rowwise(
+        inputs=(
+            Operand("y"),
+            Operand("dy"),
+            Operand("weight", "per_row"),
+            Operand("dweight", "per_row"),
+        ),
+        passes=(Pass((Reduce("dot", "sum", "y * dy"),)),),
+        outputs=(Output("delta", "dot - dweight * weight", "per_row"),),
+    ),
+    (mx.float32,),
+)  # fmt: skip
+
+_SINK_TERM = nary_from_expr(
+    "-exp(sink - peak) / weight * delta", ("sink", "peak", "weight", "delta"), name=f"{_OP}_dsink"
+)
+_LSE = nary_from_expr("peak + log(weight)", ("peak", "weight"), name=f"{_OP}_lse")
+
+
+def _on_cpu() -> bool:
+    return launch.is_cpu(launch.settings())
+
+
+def _rule(form: Form) -> Rule:
+    """The vjp of the forward that keeps its statistics. A peak is a constant, since it cancels."""
+
+    def vjp(
+        primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Sequence[int]
+    ) -> list[mx.array | None]:
+        named = form.named(primals)
+        names = form.inputs
+        want = {names[i] for i in wanted}
+        out, peak, weight = outputs
+        dout, _, dweight = cotangents
+        delta = _DELTA(out, dout, weight, dweight)
+        inputs = (*primals, dout, peak, weight, delta)
+        found: dict[str, mx.array] = {}
+        on_cpu = _on_cpu()
+        if want & {"k", "v"}:
+            both = on_cpu and "q" in want
+            found["k"], found["v"], *rest = _backward_keys(form, both, on_cpu)(*inputs)
+            if rest:
+                chunks = rest[0]
+                dq = chunks.squeeze(0) if chunks.shape[0] == 1 else chunks.sum(axis=0)
+                found["q"] = dq.astype(named["q"].dtype)
+        if "q" in want and "q" not in found:
+            found["q"] = _backward_queries(form, on_cpu)(*inputs)
+        if "mask" in want and form.mask == ADDED:
+            mask = named["mask"]
+            dmask = _backward_mask(form, on_cpu)(*inputs)
+            axes = [a for a in (2, 3) if mask.shape[a] != dmask.shape[a]]
+            dmask = dmask.sum(axis=axes, keepdims=True) if axes else dmask
+            found["mask"] = dmask.astype(mask.dtype)
+        if "sinks" in want:
+            sinks = named["sinks"]
+            rows = mx.broadcast_to(sinks.astype(mx.float32)[:, None], peak.shape)
+            term = _SINK_TERM(rows, peak, weight, delta)
+            found["sinks"] = term.sum(axis=(0, 2)).astype(sinks.dtype)
+        return [found.get(name) if name in want else None for name in names]
+
+    return vjp
+
+
+def attend(form: Form, inputs: Arrays, return_lse: bool) -> Any:
+    """out, or (out, lse), of the inputs that the form names."""
+    q, v = inputs[0], inputs[2]
+    if q.size == 0:
+        out = mx.zeros((*q.shape[:3], v.shape[-1]), q.dtype)
+        return (out, mx.zeros(q.shape[:3])) if return_lse else out
+    on_cpu = _on_cpu()
+    traced = launch.settings().target == "reference" or cpu.maybe_tracing(inputs)
+    if not (traced or return_lse):
+        return _forward(form, False, on_cpu)(*inputs)
+    out, peak, weight = _forward(form, True, on_cpu)(*inputs)
+    return (out, _LSE(peak, weight)) if return_lse else out

@@ -1,0 +1,262 @@
+"""What the tiled kernels of attention are written with: their forms and the parts of their text.
+
+See `attention_kernels.py` for the method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+#: How a mask is given.
+NO_MASK, KEEPS, ADDED = "none", "keeps", "added"
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is in the text of the kernels.
+
+    Attributes:
+        mask: not given, of what to keep, or added.
+        causal, window, softcap, sinks: whether these are there.
+        spans: each query has a range of keys of its own (sequences one after another).
+    """
+
+    mask: str = NO_MASK
+    causal: bool = False
+    window: bool = False
+    softcap: bool = False
+    sinks: bool = False
+    spans: bool = False
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The inputs of every kernel: q, k, v, and what the form adds."""
+        return (
+            "q", "k", "v", "scale",
+            *(("mask",) if self.mask != NO_MASK else ()),
+            *(("sinks",) if self.sinks else ()),
+            *(("window",) if self.window else ()),
+            *(("softcap",) if self.softcap else ()),
+            *(("spans", "key_spans") if self.spans else ()),
+        )  # fmt: skip
+
+    def named(self, inputs: tuple[mx.array, ...]) -> dict[str, mx.array]:
+        """Inputs by name."""
+        return dict(zip(self.inputs, inputs, strict=False))
+
+
+EACH = """\
+for (int i = 0; i < ROWS; ++i) {
+    for (int j = 0; j < LANES; ++j) {"""
+
+#: Sizes, and where a group is.
+START = """\
+constexpr int ROWS = M / SHARE;
+constexpr int DP = (D + 7) / 8 * 8;
+constexpr int DVP = (DV + 7) / 8 * 8;
+const int queries = int(sizes[0]);
+const int keys = int(sizes[1]);
+const int heads = int(sizes[2]);
+const int kv_heads = int(sizes[3]);
+const int offset = keys - queries;
+const float factor = float(scale);
+const uint thread_ = thread_index_in_threadgroup;
+const zmlx_place place =
+    zmlx_place_of(simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
+const int batch = int(threadgroup_position_in_grid.z);
+"""
+
+QUERY_TILE = """\
+const int head = int(threadgroup_position_in_grid.y);
+const int first = int(threadgroup_position_in_grid.x) * N;
+const size_t q_row = (size_t(batch) * heads + head) * queries;
+const size_t k_row = (size_t(batch) * kv_heads + head / (heads / kv_heads)) * keys;
+"""
+
+#: The keys that the queries of a tile see; all of them where a query sees none.
+_KEY_RANGE = """\
+int from = 0;
+int to = keys;
+"""
+_KEY_RANGE_CAUSAL = """\
+if (first + offset >= 0) {
+    to = min(keys, first + N + offset);
+}
+"""
+_KEY_RANGE_WINDOW = """\
+if (first + offset + BESIDE >= 0) {
+    from = max(0, first + offset - int(window) + 1) / M * M;
+    to = min(to, first + N + offset + BESIDE);
+}
+"""
+_KEY_RANGE_SPANS = """\
+int from = keys;
+int to = 0;
+for (int each = first; each < min(queries, first + N); ++each) {
+    from = min(from, spans[3 * each] / M * M);
+    to = max(to, spans[3 * each + 1]);
+}
+"""
+
+#: The queries that see the keys of a tile, and those that see none.
+_QUERY_RANGE_CAUSAL = """\
+if (offset >= 0) {
+    from = max(0, first - offset) / M * M;
+}
+"""
+_QUERY_RANGE_WINDOW = """\
+if (offset + BESIDE >= 0) {
+    from = max(0, first - offset - BESIDE) / M * M;
+    to = min(queries, max(0, first + N - 1 + int(window) - offset));
+}
+"""
+_QUERY_RANGE_SPANS = """\
+int from = queries;
+int to = 0;
+for (int each = first; each < min(keys, first + N); ++each) {
+    from = min(from, key_spans[2 * each] / M * M);
+    to = max(to, key_spans[2 * each + 1]);
+}
+"""
+
+
+def _indented(text: str, depth: int) -> str:
+    pad = "    " * depth
+    return "".join(pad + line if line.strip() else line for line in text.splitlines(keepends=True))
+
+
+def fill(text: str, **parts: str) -> str:
+    """`text` with each line `@name` replaced by a part, at the line's own depth."""
+    lines = []
+    for line in text.splitlines(keepends=True):
+        name = line.strip()
+        if name.startswith("@"):
+            part = parts[name[1:]]
+            lines.append(_indented(part, (len(line) - len(line.lstrip())) // 4))
+        else:
+            lines.append(line)
+    return "".join(lines)
+
+
+def tile_range(form: Form, *, of_keys: bool) -> str:
+    """`from` and `to` of a walk: of the keys that a tile of queries sees, or the reverse."""
+    if form.spans:
+        return _KEY_RANGE_SPANS if of_keys else _QUERY_RANGE_SPANS
+    text = _KEY_RANGE if of_keys else _KEY_RANGE.replace("keys", "queries")
+    if form.causal:
+        text += _KEY_RANGE_CAUSAL if of_keys else _QUERY_RANGE_CAUSAL
+    if form.window:
+        beside = "0" if form.causal else "(int(window) - 1)"
+        text += (_KEY_RANGE_WINDOW if of_keys else _QUERY_RANGE_WINDOW).replace("BESIDE", beside)
+    return text
+
+
+def scores(form: Form, *, keys_are_rows: bool) -> str:
+    """From products to scores: softcap, mask, and what is out of reach. What a mask drops is
+    -FLT_MAX, what is too far or not there -inf."""
+    rows, lanes = "start + zmlx_row(place, i)", "first + zmlx_lane(place, j)"
+    key, query = (rows, lanes) if keys_are_rows else (lanes, rows)
+    low_key, low_query = ("start", "first") if keys_are_rows else ("first", "start")
+    span_key, span_query = ("M", "N") if keys_are_rows else ("N", "M")
+    text = ""
+    if form.softcap:
+        text += (
+            f"{EACH}\n        s[i * LANES + j] = cap * tanh(s[i * LANES + j] / cap);\n    }}\n}}\n"
+        )
+    near = []
+    edges = [f"{low_key} + {span_key} > keys"]
+    if form.causal and not form.spans:
+        near.append("key <= position")
+        edges.append(f"{low_key} + {span_key} - 1 > {low_query} + offset")
+    if form.window and not form.spans:
+        near.append("key > position - int(window)")
+        edges.append(f"{low_key} <= {low_query} + {span_query} - 1 + offset - int(window)")
+        if not form.causal:
+            near.append("key < position + int(window)")
+            edges.append(f"{low_key} + {span_key} - 1 >= {low_query} + offset + int(window)")
+    if form.mask != NO_MASK or form.spans:
+        edges = ["true"]
+    lines = [
+        f"const int key = {key};",
+        f"const int query = min({query}, queries - 1);",
+        "float x = s[i * LANES + j];",
+    ]
+    if near:
+        lines.append("const int position = query + offset;")
+    if form.mask != NO_MASK:
+        at = "mask[mask_start + query * mask_query + min(key, keys - 1) * mask_key]"
+        if form.mask == ADDED:
+            lines.append(f"x += float({at});")
+        else:
+            lines.append(f"x = {at} != 0 ? x : -FLT_MAX;")
+    if near:
+        # A query that has no key near has them all alike.
+        beside = "position" if form.causal else "position + int(window) - 1"
+        lines.append(f"const float far = {beside} < 0 ? -FLT_MAX : -INFINITY;")
+        lines.append(f"x = {' && '.join(near)} ? x : far;")
+    if form.spans:
+        lines.append("x = spans[3 * query + 2] != 0 ? -FLT_MAX : x;")
+        inside = "key >= spans[3 * query] && key < spans[3 * query + 1]"
+        lines.append(f"x = {inside} ? x : -INFINITY;")
+    else:
+        lines.append("x = key < keys ? x : -INFINITY;")
+    lines.append("s[i * LANES + j] = x;")
+    inner = _indented("\n".join(lines) + "\n", 2)
+    body = f"{EACH}\n{inner}    }}\n}}\n"
+    if edges != ["true"]:
+        body = f"if ({' || '.join(edges)}) {{\n{_indented(body, 1)}}}\n"
+    return text + body
+
+
+def mask_start(form: Form) -> str:
+    """Where a head's mask begins, and its strides."""
+    if form.mask == NO_MASK:
+        return ""
+    return """\
+const size_t mask_start = size_t(batch) * size_t(sizes[4]) + size_t(head) * size_t(sizes[5]);
+const size_t mask_query = size_t(sizes[6]);
+const size_t mask_key = size_t(sizes[7]);
+"""
+
+
+def cap(form: Form) -> str:
+    """The softcap, if there is one."""
+    return "const float cap = float(softcap);\n" if form.softcap else ""
+
+
+def zeros(*names: tuple[str, str]) -> str:
+    """Loops that clear tiles: names and numbers of rows."""
+    return "".join(
+        f"for (int i = 0; i < {size} / SHARE * LANES; ++i) {{\n    {name}[i] = 0.0f;\n}}\n"
+        for name, size in names
+    )
+
+
+#: A tile of the group's own rows, turned: element (d, n).
+OWN = """\
+float {name}[{wide} / SHARE * LANES];
+for (int i = 0; i < {wide} / SHARE; ++i) {{
+    for (int j = 0; j < LANES; ++j) {{
+        const int d = zmlx_row(place, i), n = first + zmlx_lane(place, j);
+        {name}[i * LANES + j] = d < {width} && n < {count}
+            ? float({array}[({row} + n) * {width} + d]){factor} : 0.0f;
+    }}
+}}
+"""
+
+#: The lanes of a tile back to rows of an array.
+STORE = """\
+for (int j = 0; j < LANES; ++j) {{
+    const int n = first + zmlx_lane(place, j);
+    if (n < {count}) {{
+        for (int i = 0; i < {wide} / SHARE; ++i) {{
+            const int d = zmlx_row(place, i);
+            if (d < {width}) {{
+                {array}[({row} + n) * {width} + d] = {value};
+            }}
+        }}
+    }}
+}}
+"""

@@ -1,0 +1,345 @@
+"""The kernels of attention for few queries over many keys: split over the keys, then combined.
+
+The heads that share keys, times the queries of a head, are the rows of a group. A group reads the
+keys and values of a span once, for ROWS of them: products along D are sums over the threads of a
+simdgroup (one thread on the CPU, in 32 sums side by side), with the softmax kept per row. What the
+spans found is combined by their peaks (flash decoding, Dao et al. 2023).
+
+How a row of the cache is found and read is a `Cache`: an array (B, K, S, D); blocks of an array
+(blocks, size, K, D) through a table; or 4 or 8 bits a value with a scale and a bias per group, as
+`mx.quantize` packs them, read as bytes: with 4 bits a thread's values are first the low halves of
+its bytes, then the high ones, so that no lane waits for another.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ..metal import KernelSpec
+from .attention_text import fill
+from .decode_cache import NAMES, PAGED, QUANTIZED, ROWS, Cache, load
+
+HEADER = """\
+// ZMLX_FAIL reports a value that only the kernel sees; the CPU target defines it to record it.
+#ifndef ZMLX_FAIL
+#define ZMLX_FAIL(argument, value)
+#endif
+
+// sums[i] = x[2i] + x[2i + 1].
+template <int N>
+inline void zmlx_halve(thread float* sums, thread float* x) {
+    for (int i = 0; i < N; ++i) {
+        sums[i] = x[2 * i] + x[2 * i + 1];
+    }
+}
+"""
+
+#: Values `slot` of a thread, in whole registers on the CPU: SLOTS of a key, SLOTS_V of a value.
+_SLOTS = """\
+constexpr int WIDE = TPR == 1 ? 32 : 1;
+constexpr int PARTS = BITS == 4 ? 2 : 1;
+constexpr int HALF = (D / PARTS + TPR - 1) / TPR;
+constexpr int HALF_V = (DV / PARTS + TPR - 1) / TPR;
+constexpr int SLOTS = (HALF * PARTS + WIDE - 1) / WIDE * WIDE;
+constexpr int SLOTS_V = (HALF_V * PARTS + WIDE - 1) / WIDE * WIDE;
+const int lane = int(thread_index_in_simdgroup);
+"""
+
+_BODY = """\
+@slots
+const int queries = int(sizes[0]);
+const int keys = int(sizes[1]);
+const int heads = int(sizes[2]);
+const int kv_heads = int(sizes[3]);
+const int span = int(sizes[4]);
+const int group = heads / kv_heads;
+const int rows = group * queries;
+const int chunks = (rows + ROWS - 1) / ROWS;
+const int split = int(threadgroup_position_in_grid.x);
+const int splits = int(threadgroups_per_grid.x);
+const int kv_head = int(threadgroup_position_in_grid.y) / chunks;
+const int first = int(threadgroup_position_in_grid.y) % chunks * ROWS;
+const int batch = int(threadgroup_position_in_grid.z);
+const float factor = float(scale);
+int length = keys;
+bool good = true;
+@length
+const int from = split * span;
+const int to = min(length, from + span);
+int low = from;
+@low
+float own[ROWS * SLOTS];
+for (int r = 0; r < ROWS; ++r) {
+    const int row = min(first + r, rows - 1);
+    const size_t at = size_t(batch) * size_t(q_strides[0])
+        + size_t(kv_head * group + row / queries) * size_t(q_strides[1])
+        + size_t(row % queries) * size_t(q_strides[2]);
+    for (int e = 0; e < SLOTS; ++e) {
+        own[r * SLOTS + e] = 0.0f;
+    }
+    for (int part = 0; part < PARTS; ++part) {
+        for (int e = 0; e < HALF; ++e) {
+            const int d = (e * TPR + lane) * PARTS + part;
+            own[r * SLOTS + part * HALF + e] =
+                d < D ? float(q[at + size_t(d) * size_t(q_strides[3])]) * factor : 0.0f;
+        }
+    }
+}
+float o[ROWS * SLOTS_V];
+float top[ROWS], total[ROWS];
+for (int e = 0; e < ROWS * SLOTS_V; ++e) {
+    o[e] = 0.0f;
+}
+for (int r = 0; r < ROWS; ++r) {
+    top[r] = -FLT_MAX;
+    total[r] = 0.0f;
+}
+// Rows of the cache, whole registers each.
+float tile[KEYS * (SLOTS > SLOTS_V ? SLOTS : SLOTS_V)];
+float part[TPR == 1 ? KEYS * 16 : 1], half_[TPR == 1 ? KEYS * 8 : 1];
+for (int start = low; start < to; start += KEYS) {
+    const int count = min(KEYS, to - start);
+    float s[ROWS * KEYS];
+    @clear_k
+    for (int key = 0; key < count; ++key) {
+        @row
+        @load_k
+    }
+    for (int r = 0; r < ROWS; ++r) {
+        for (int key = 0; key < KEYS; ++key) {
+            float sums[WIDE];
+            for (int u = 0; u < WIDE; ++u) {
+                sums[u] = 0.0f;
+            }
+            for (int e = 0; e < SLOTS; e += WIDE) {
+                for (int u = 0; u < WIDE; ++u) {
+                    sums[u] += own[r * SLOTS + e + u] * tile[key * SLOTS + e + u];
+                }
+            }
+            if (TPR == 1) {
+                for (int u = 0; u < WIDE / 2; ++u) {
+                    part[key * (WIDE / 2) + u] = sums[u] + sums[(u + WIDE / 2) % WIDE];
+                }
+            } else {
+                s[r * KEYS + key] = simd_sum(sums[0]);
+            }
+        }
+        // Halved for all keys at once: a sum of its own per key takes twice as long.
+        if (TPR == 1) {
+            zmlx_halve<KEYS * 8>(half_, part);
+            zmlx_halve<KEYS * 4>(part, half_);
+            zmlx_halve<KEYS * 2>(half_, part);
+            zmlx_halve<KEYS>(part, half_);
+            for (int key = 0; key < KEYS; ++key) {
+                s[r * KEYS + key] = part[key];
+            }
+        }
+    }
+    for (int r = 0; r < ROWS; ++r) {
+        for (int key = count; key < KEYS; ++key) {
+            s[r * KEYS + key] = -INFINITY;
+        }
+    }
+    for (int r = 0; r < ROWS; ++r) {
+        @scores
+        float most = top[r];
+        for (int key = 0; key < KEYS; ++key) {
+            most = max(most, s[r * KEYS + key]);
+        }
+        const float change = exp(top[r] - most);
+        float sums[WIDE];
+        for (int u = 0; u < WIDE; ++u) {
+            sums[u] = 0.0f;
+        }
+        for (int key = 0; key < KEYS; key += WIDE) {
+            for (int u = 0; u < WIDE; ++u) {
+                const float p = exp(s[r * KEYS + key + u] - most);
+                s[r * KEYS + key + u] = p;
+                sums[u] += p;
+            }
+        }
+        float sum = 0.0f;
+        for (int u = 0; u < WIDE; ++u) {
+            sum += sums[u];
+        }
+        total[r] = total[r] * change + sum;
+        top[r] = most;
+        for (int e = 0; e < SLOTS_V; ++e) {
+            o[r * SLOTS_V + e] *= change;
+        }
+    }
+    @clear_v
+    for (int key = 0; key < count; ++key) {
+        @row
+        @load_v
+    }
+    for (int e = 0; e < SLOTS_V; e += WIDE) {
+        float sums[ROWS][WIDE];
+        for (int r = 0; r < ROWS; ++r) {
+            for (int u = 0; u < WIDE; ++u) {
+                sums[r][u] = o[r * SLOTS_V + e + u];
+            }
+        }
+        for (int key = 0; key < KEYS; ++key) {
+            for (int r = 0; r < ROWS; ++r) {
+                const float p = s[r * KEYS + key];
+                for (int u = 0; u < WIDE; ++u) {
+                    sums[r][u] += p * tile[key * SLOTS_V + e + u];
+                }
+            }
+        }
+        for (int r = 0; r < ROWS; ++r) {
+            for (int u = 0; u < WIDE; ++u) {
+                o[r * SLOTS_V + e + u] = sums[r][u];
+            }
+        }
+    }
+}
+for (int r = 0; r < ROWS && first + r < rows; ++r) {
+    const size_t at =
+        ((size_t(batch) * kv_heads + kv_head) * rows + first + r) * splits + split;
+    for (int part = 0; part < PARTS; ++part) {
+        for (int e = 0; e < HALF_V; ++e) {
+            const int d = (e * TPR + lane) * PARTS + part;
+            if (d < DV) {
+                found[at * DV + d] = o[r * SLOTS_V + part * HALF_V + e];
+            }
+        }
+    }
+    if (lane == 0) {
+        peak[at] = top[r];
+        weight[at] = good ? total[r] : NAN;
+    }
+}
+"""
+
+_LENGTH = """\
+length = int(lengths[size_t(batch) * size_t(lengths_strides[0])]);
+if (length < 0 || length > keys) {
+    ZMLX_FAIL("NAME", length);
+    good = false;
+    length = 0;
+}
+"""
+
+#: The tile where it is not filled: slots past a row, and rows past the last key.
+_CLEAR = """\
+if (count < KEYS || SLOTS@ > HALF@ * PARTS || SLOTS != SLOTS_V) {
+    for (int e = 0; e < KEYS * SLOTS@; ++e) {
+        tile[e] = 0.0f;
+    }
+}
+"""
+
+#: Keys that are out of every row's window are not read.
+_LOW = """\
+if (length - queries + BESIDE >= 0) {
+    low = max(from, length - queries - int(window) + 1);
+}
+"""
+
+
+def _scores(form: Cache) -> str:
+    text = ""
+    if form.softcap:
+        text += """\
+for (int key = 0; key < count; ++key) {
+    s[r * KEYS + key] = float(softcap) * tanh(s[r * KEYS + key] / float(softcap));
+}
+"""
+    keep = []
+    if form.causal:
+        keep.append("start + key <= position")
+    if form.window:
+        keep.append("start + key > position - int(window)")
+        if not form.causal:
+            keep.append("start + key < position + int(window)")
+    if keep:
+        text += f"""\
+const int position = length - queries + (first + r) % queries;
+for (int key = 0; key < count; ++key) {{
+    const float x = s[r * KEYS + key];
+    s[r * KEYS + key] = {" && ".join(keep)} ? x : -FLT_MAX;
+}}
+"""
+    return text
+
+
+@cache
+def spans(form: Cache) -> KernelSpec:
+    """Of each span of keys: Σ exp(s - peak) v, the peak and the total."""
+    low = ""
+    if form.window:
+        low = _LOW.replace("BESIDE", "0" if form.causal else "int(window) - 1")
+    body = fill(
+        _BODY,
+        slots=_SLOTS,
+        length=_LENGTH.replace("NAME", "context_lens" if form.kind == PAGED else "lengths")
+        if form.lengths
+        else "",
+        low=low,
+        row=ROWS[form.kind],
+        clear_k=_CLEAR.replace("@", ""),
+        clear_v=_CLEAR.replace("@", "_V"),
+        load_k=load(form, "k"),
+        load_v=load(form, "v"),
+        scores=_scores(form),
+    )
+    inputs = tuple(n for n in form.inputs if n != "sinks")
+    return KernelSpec(
+        NAMES[form.kind] + "__spans",
+        (*inputs, "sizes"),
+        ("found", "peak", "weight"),
+        body,
+        HEADER,
+        ensure_row_contiguous=form.kind == QUANTIZED,
+    )
+
+
+#: out = Σ exp(peak - most) found / Σ exp(peak - most) weight, a thread per value of a row.
+_COMBINE = """\
+const int splits = int(sizes[0]);
+const size_t row = size_t(thread_position_in_grid.y);
+float most = START;
+for (int i = 0; i < splits; ++i) {
+    most = max(most, peak[row * splits + i]);
+}
+float total = TOTAL;
+for (int i = 0; i < splits; ++i) {
+    total += exp(peak[row * splits + i] - most) * weight[row * splits + i];
+}
+constexpr int SLOTS = (DV + TPR - 1) / TPR;
+const int lane = int(thread_position_in_grid.x);
+float sums[SLOTS];
+for (int e = 0; e < SLOTS; ++e) {
+    sums[e] = 0.0f;
+}
+for (int i = 0; i < splits; ++i) {
+    const float by = exp(peak[row * splits + i] - most) / total;
+    for (int e = 0; e < SLOTS; ++e) {
+        const int d = min(e * TPR + lane, DV - 1);
+        sums[e] += by * found[(row * splits + i) * DV + d];
+    }
+}
+for (int e = 0; e < SLOTS; ++e) {
+    const int d = e * TPR + lane;
+    if (d < DV) {
+        out[row * DV + d] = T(sums[e]);
+    }
+}
+"""
+
+
+@cache
+def combine(name: str, sinks: bool) -> KernelSpec:
+    """The spans of each row together."""
+    start = "float(sinks[row / size_t(sizes[1]) % size_t(sizes[2])])" if sinks else "-FLT_MAX"
+    body = _COMBINE.replace("START", start).replace(
+        "TOTAL", f"exp({start} - most)" if sinks else "0.0f"
+    )
+    return KernelSpec(
+        f"{name}__combine",
+        ("found", "peak", "weight", *(("sinks",) if sinks else ()), "sizes"),
+        ("out",),
+        body,
+    )

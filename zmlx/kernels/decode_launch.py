@@ -1,0 +1,286 @@
+"""How attention of few queries is launched: spans of keys at once, then combined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from .. import launch
+from ..arguments import INDICES, Argument, check_array, dtype_name
+from ..body import BodyKernel, Plan, constant
+from ..metal import scalar
+from ..registry import Option
+from ..transforms import Arrays
+from .activations import exp
+from .attention_plain import DROPPED, product, softmax_of
+from .decode_cache import NAMES, PAGED, QUANTIZED, Cache
+from .decode_kernels import combine, spans
+
+#: Rows that a group works on at once, at most.
+_MOST_ROWS = 8
+#: Keys of a span and of a tile, on a CPU and on a GPU.
+_CPU_SPAN, _GPU_SPAN = 1024, 256
+_CPU_KEYS, _GPU_KEYS = 32, 8
+
+
+def _rows(queries: int, heads: int, kv_heads: int) -> tuple[int, int]:
+    """Rows of a group, and how many groups share the keys of a head."""
+    rows = max(1, queries * (heads // max(1, kv_heads)))
+    chunks = -(-rows // _MOST_ROWS)
+    return -(-rows // chunks), chunks
+
+
+@cache
+def _spans(form: Cache, bits: int, group_size: int) -> BodyKernel:
+    def plan(chosen: launch.Settings, inputs: Arrays) -> Plan:
+        named = dict(zip(form.inputs, inputs, strict=False))
+        q, k, v = named["q"], named["k"], named["v"]
+        b, h, queries, d = q.shape
+        size = 0
+        values = v.shape[-1] * 8 // bits if bits else v.shape[-1]
+        if form.kind == PAGED:
+            size, kv_heads = k.shape[1:3]
+            keys = named["block_table"].shape[1] * size
+        else:
+            kv_heads, keys = k.shape[1:3]
+        on_cpu = launch.is_cpu(chosen)
+        rows, chunks = _rows(queries, h, kv_heads)
+        span = _CPU_SPAN if on_cpu else _GPU_SPAN
+        splits = max(1, -(-keys // span))
+        threads = 1 if on_cpu else 32
+        template = (
+            ("D", d), ("DV", values), ("ROWS", rows), ("TPR", threads), ("BITS", bits),
+            ("GROUP", group_size), ("KEYS", _CPU_KEYS if on_cpu else _GPU_KEYS), ("SIZE", size),
+        )  # fmt: skip
+        total = (b, kv_heads, queries * h // max(1, kv_heads), splits)
+        return Plan(
+            template,
+            launch.Geometry((), (splits * threads, kv_heads * chunks, b), (threads, 1, 1)),
+            ((*total, values), total, total),
+            (mx.float32,) * 3,
+            (constant((queries, keys, h, kv_heads, span), mx.int32),),
+        )
+
+    def in_mlx(*inputs: mx.array) -> Arrays:
+        named = dict(zip(form.inputs, inputs, strict=False))
+        q, (k, v) = named["q"].astype(mx.float32), _dense(form, named, bits, mx)
+        b, kv_heads, rows, splits, _ = plan(launch.settings(), inputs).shapes[0]
+        z = decode_scores(
+            q, k, named.get("lengths"), named["scale"], form.causal, named.get("window"),
+            named.get("softcap"), mx,
+        )  # fmt: skip
+        # A span is an axis; what is missing from the last one has no weight.
+        span = _CPU_SPAN if launch.is_cpu(launch.settings()) else _GPU_SPAN
+        z = z.reshape(b, kv_heads, rows, z.shape[-1])
+        z = mx.pad(z, [(0, 0)] * 3 + [(0, splits * span - z.shape[-1])], constant_values=-mx.inf)
+        v = mx.pad(v, [(0, 0)] * 2 + [(0, splits * span - v.shape[2]), (0, 0)])
+        z = mx.unflatten(z, -1, (splits, span))
+        peak = mx.stop_gradient(mx.maximum(mx.max(z, axis=-1, keepdims=True), DROPPED))
+        e = exp(z - peak)
+        found = e.swapaxes(2, 3) @ mx.unflatten(v, 2, (splits, span))
+        return found.swapaxes(2, 3), peak.squeeze(-1), e.sum(axis=-1)
+
+    return BodyKernel(
+        spans(form), plan, in_mlx, dynamic=_refuse(NAMES[form.kind]), values=_values(form)
+    )
+
+
+def _refuse(name: str) -> Any:
+    def refuse(*inputs: mx.array) -> Arrays:
+        raise ValueError(
+            f"[{name}] cannot infer output shapes in a shapeless compile; compile with shapes."
+        )
+
+    return refuse
+
+
+def _values(form: Cache) -> Any:
+    """The check of what only the device knows."""
+    if form.kind != PAGED and not form.lengths:
+        return None
+
+    def check(*inputs: mx.array) -> None:
+        named = dict(zip(form.inputs, inputs, strict=False))
+        lengths = np.array(named["lengths"]).astype(np.int64)
+        paged = form.kind == PAGED
+        size = named["k"].shape[1] if paged else 1
+        most = named["block_table"].shape[1] * size if paged else named["k"].shape[2]
+        name = "context_lens" if paged else "lengths"
+        for n in lengths:
+            if not 0 <= n <= most:
+                raise ValueError(f"[{NAMES[form.kind]}] '{name}' must be in range but got {n}.")
+        if paged:
+            table = np.array(named["block_table"]).astype(np.int64)
+            for row, n in zip(table, lengths, strict=True):
+                for block in row[: -(-int(n) // size)]:
+                    if not 0 <= block < named["k"].shape[0]:
+                        raise ValueError(
+                            f"[{NAMES[PAGED]}] 'block_table' must be in range but got {block}."
+                        )
+
+    return check
+
+
+@cache
+def _combine(name: str, sinks: bool, dtype: mx.Dtype) -> BodyKernel:
+    def plan(chosen: launch.Settings, inputs: Arrays) -> Plan:
+        b, kv_heads, rows, splits, d = inputs[0].shape
+        heads = inputs[3].shape[0] if sinks else 1
+        threads = 1 if launch.is_cpu(chosen) else 32
+        queries = b * kv_heads * rows // max(1, b * heads) if sinks else 1
+        return Plan(
+            (("T", dtype), ("DV", d), ("TPR", threads)),
+            launch.Geometry((), (threads, b * kv_heads * rows, 1), (threads, 1, 1)),
+            ((b, kv_heads, rows, d),),
+            (dtype,),
+            (constant((splits, max(1, queries), heads), mx.int32),),
+        )
+
+    def in_mlx(*inputs: mx.array) -> Arrays:
+        found, peak, weight, *sink = inputs
+        most = mx.max(peak, axis=-1, keepdims=True)
+        if sinks:
+            one = sink[0].astype(mx.float32)
+            queries = found.shape[1] * found.shape[2] // one.shape[0]
+            one = mx.repeat(one, queries).reshape(*found.shape[1:3], 1)
+            most = mx.maximum(most, one)
+        most = mx.stop_gradient(most)
+        by = exp(peak - most)
+        total = (by * weight).sum(axis=-1, keepdims=True)
+        if sinks:
+            total = total + exp(one - most)
+        return (((by[..., None] * found).sum(axis=-2) / total).astype(dtype),)
+
+    return BodyKernel(combine(name, sinks), plan, in_mlx, dynamic=_refuse(name))
+
+
+def attend(
+    form: Cache, inputs: Sequence[mx.array], sinks: mx.array | None, bits: int = 0, group: int = 0
+) -> mx.array:
+    """The op on the inputs that the form names."""
+    q = inputs[0]
+    found = _spans(form, bits, group)(*inputs)
+    some = () if sinks is None else (sinks,)
+    out = _combine(NAMES[form.kind], sinks is not None, q.dtype)(*found, *some)
+    return out.reshape(*q.shape[:3], out.shape[-1])  # type: ignore[no-any-return]
+
+
+# ---- in plain MLX -------------------------------------------------------------------------------
+
+
+def decode_scores(
+    q: Any, k: Any, lengths: Any, scale: Any, causal: bool, window: Any, softcap: Any, xp: Any
+) -> Any:
+    """Scores of the last queries of `lengths` keys; -inf where there is no key."""
+    z = product(scale * q, xp.swapaxes(k, -1, -2), xp)
+    if softcap is not None:
+        z = softcap * xp.tanh(z / softcap)
+    key = xp.arange(k.shape[2])
+    length = k.shape[2] if lengths is None else lengths[:, None, None, None]
+    position = length - q.shape[2] + xp.arange(q.shape[2])[:, None]
+    keep = key <= position if causal else key == key
+    if window is not None:
+        keep = keep & (key > position - window) & (key < position + window)
+    if causal or window is not None:
+        z = xp.where(keep, z, DROPPED)
+    return z if lengths is None else xp.where(key < length, z, -xp.inf)
+
+
+def weighted(z: Any, v: Any, sinks: Any, xp: Any) -> Any:
+    """softmax(z) v, with sinks in the softmax."""
+    e, _, total = softmax_of(z, sinks, xp)
+    return product(e / total, v, xp)
+
+
+def unpacked(words: Any, scales: Any, biases: Any, bits: int, xp: Any) -> Any:
+    """What `mx.quantize` packed."""
+    shifts = xp.arange(0, 32, bits).astype(words.dtype)
+    values = (
+        (words[..., None] >> shifts) & words.dtype.type(2**bits - 1)
+        if xp is not mx
+        else (mx.right_shift(words[..., None], shifts) & (2**bits - 1))
+    )
+    d = words.shape[-1] * 32 // bits
+    values = values.reshape((*words.shape[:-1], d)).astype(scales.dtype)
+    group = d // scales.shape[-1]
+    return values * xp.repeat(scales, group, axis=-1) + xp.repeat(biases, group, axis=-1)
+
+
+def paged_dense(cache: Any, table: Any) -> Any:
+    """The keys of each batch, (B, K, S, D)."""
+    blocks = cache[table]
+    b, n, size, kv_heads, d = blocks.shape
+    return blocks.reshape((b, n * size, kv_heads, d)).transpose((0, 2, 1, 3))
+
+
+def _dense(form: Cache, named: dict[str, mx.array], bits: int, xp: Any) -> tuple[Any, Any]:
+    """Keys and values in float32 as arrays of their own."""
+    k, v = named["k"], named["v"]
+    if form.kind == PAGED:
+        k, v = (paged_dense(x, named["block_table"]) for x in (k, v))
+    if form.kind == QUANTIZED:
+        k, v = (
+            unpacked(
+                named[n].view(mx.uint32),
+                named[f"{n}_scales"].astype(mx.float32),
+                named[f"{n}_biases"].astype(mx.float32),
+                bits,
+                xp,
+            )
+            for n in ("k", "v")
+        )
+    return k.astype(mx.float32), v.astype(mx.float32)
+
+
+# ---- what the ops share --------------------------------------------------------------------------
+
+
+def options_of(
+    form: dict[str, Any], scale: float | None, d: int, window: int | None, softcap: float | None
+) -> tuple[list[mx.array], list[mx.array]]:
+    """What goes before and after the lengths, and the form's flags."""
+    form["window"], form["softcap"] = window is not None, softcap is not None
+    after = [] if window is None else [scalar(window)]
+    if softcap is not None:
+        after.append(scalar(float(softcap)))
+    return [scalar(float(d**-0.5 if scale is None else scale))], after
+
+
+def check_indices(op: str, name: str, x: Any, shape: tuple[int | None, ...]) -> None:
+    """Raises unless `x` has integers in a shape of which None may be any size."""
+    check_array(op, name, x, INDICES)
+    fits = x.ndim == len(shape) and all(n in (None, m) for n, m in zip(shape, x.shape, strict=True))
+    if not fits:
+        text = ", ".join("N" if n is None else str(n) for n in shape)
+        text += "," if len(shape) == 1 else ""
+        raise ValueError(f"[{op}] '{name}' must have shape ({text}) but got {tuple(x.shape)}.")
+
+
+def same_dtype(op: str, q: mx.array, **others: mx.array) -> None:
+    """Raises unless all have q's dtype."""
+    for name, x in others.items():
+        if x.dtype != q.dtype:
+            raise ValueError(
+                f"[{op}] '{name}' must have q's dtype {dtype_name(q.dtype)} but got "
+                f"{dtype_name(x.dtype)}."
+            )
+
+
+SINKS = Argument("sinks", "(H,)", differentiable=False, optional=True)
+OPTIONS = (
+    Option("scale", None, (0.3,)),
+    Option("causal", False, (True,), passed="text"),
+    Option("window", None, (3,)),
+    Option("softcap", None, (2.0,)),
+)
+SHAPELESS = {"shapeless compile": "compile with shapes"}
+PAPER = "https://pytorch.org/blog/flash-decoding/"
+
+
+def draw_lengths(rng: np.random.Generator, shape: tuple[int, ...], sizes: Any) -> Any:
+    """Draws lengths that leave no query without a key."""
+    return rng.integers(min(sizes["S"], sizes["L"]), sizes["S"] + 1, shape)

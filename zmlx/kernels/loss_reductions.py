@@ -1,0 +1,101 @@
+"""The reductions of losses: "none", "mean" and "sum".
+
+    sum     Σ loss
+    mean    Σ loss / N, or Σ loss / Σ weight
+
+Summed in float32 as the rows of every other kernel here, since MLX's sum on the CPU adds up one
+element after the other, which is off by several ulp from some hundred elements on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from ..codegen import Operand, Output, Pass, Reduce, Rowwise
+from ..pattern import PatternKernel
+from ..transforms import Arrays
+
+REDUCTIONS = ("none", "mean", "sum")
+
+_LOSS = Operand("loss")
+_TOTAL = Reduce("total", "sum", "loss")
+
+
+def _spread(g: mx.array, like: mx.array) -> mx.array:
+    return mx.broadcast_to(g[..., None], like.shape)
+
+
+def _sum_vjp(
+    primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Sequence[int]
+) -> tuple[mx.array]:
+    return (_spread(cotangents[0], primals[0]),)
+
+
+def _mean_vjp(
+    primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Sequence[int]
+) -> tuple[mx.array]:
+    return (_spread(cotangents[0] / primals[0].shape[-1], primals[0]),)
+
+
+def _weighted_mean_vjp(
+    primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Sequence[int]
+) -> tuple[mx.array | None, ...]:
+    return _spread(cotangents[0] / outputs[1], primals[0]), None
+
+
+_SUM = PatternKernel(
+    "loss_sum",
+    Rowwise((_LOSS,), (Output("y", "total", "per_row"),), (Pass((_TOTAL,)),)),
+    (mx.float32,),
+    vjp=_sum_vjp,
+)
+_MEAN = PatternKernel(
+    "loss_mean",
+    Rowwise((_LOSS,), (Output("y", "total / D", "per_row"),), (Pass((_TOTAL,)),)),
+    (mx.float32,),
+    vjp=_mean_vjp,
+)
+
+
+def _weighted_mean(*more: Output) -> Rowwise:
+    return Rowwise(
+        (_LOSS, Operand("weight")),
+        (Output("y", "total / weights", "per_row"), *more),
+        (Pass((_TOTAL, Reduce("weights", "sum", "weight"))),),
+    )
+
+
+_WEIGHTED_MEAN = PatternKernel(
+    "loss_weighted_mean",
+    _weighted_mean(),
+    (mx.float32,),
+    training=PatternKernel(
+        "loss_weighted_mean/training",
+        _weighted_mean(Output("kept", "weights", "per_row")),
+        (mx.float32, mx.float32),
+        vjp=_weighted_mean_vjp,
+    ),
+)
+
+
+def check_reduction(op: str, reduction: str, known: tuple[str, ...] = REDUCTIONS) -> None:
+    """Raises for a reduction that is not known."""
+    if reduction not in known:
+        raise ValueError(
+            f"[{op}] 'reduction' must be one of {', '.join(known)} but got {reduction!r}."
+        )
+
+
+def reduced(loss: mx.array, reduction: str, weights: mx.array | None = None) -> mx.array:
+    """The reduction of float32 losses of any shape; the mean divides by the sum of the weights,
+    which have the shape of the losses, or by their number. A mean of none is NaN."""
+    if reduction == "none":
+        return loss
+    flat = loss.reshape(-1)
+    if reduction == "sum":
+        return _SUM(flat)  # type: ignore[no-any-return]
+    if weights is None:
+        return _MEAN(flat)  # type: ignore[no-any-return]
+    return _WEIGHTED_MEAN(flat, weights.reshape(-1))  # type: ignore[no-any-return]

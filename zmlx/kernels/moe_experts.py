@@ -1,0 +1,423 @@
+"""The experts of a mixture: a SwiGLU feed-forward network each, over tokens sorted by expert.
+
+    y = (silu(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ        with the weights of each row's expert
+
+The products are MLX's: `gather_mm` (`gather_qmm` for quantised weights), the gradients of the
+weights `segmented_mm`; the gate between them is zmlx's swiglu. On the GPUs every row is a product
+of its own for MLX, which has kernels for rows that are sorted. On the CPU MLX would do a
+matrix-vector product per row, so rows are laid out in blocks of one expert each, the last block of
+an expert filled up with zeros, and each block is one product for the BLAS (Gale et al. 2022,
+arXiv:2211.15841, blocks on one machine instead of one kernel). Nothing waits for the counts: the
+number of blocks has a bound that shapes give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
+
+import mlx.core as mx
+
+from .. import launch, msl
+from ..arguments import FLOATING, INDICES, Argument, check, check_array
+from ..body import BodyKernel, Plan, constant
+from ..metal import KernelSpec
+from ..registry import Case, Op, register
+from ..transforms import Arrays
+from .glu import swiglu
+from .moe_sort import shapeless
+
+#: A float weight, or a quantised one with its scales and biases.
+Weight = mx.array | tuple[mx.array, mx.array, mx.array]
+
+
+def expert_ffn_reference(
+    x: mx.array,
+    gate: mx.array,
+    up: mx.array,
+    down: mx.array,
+    offsets: mx.array,
+    *,
+    xp: Any = mx,
+) -> Any:
+    """expert_ffn in plain MLX: every expert for every row."""
+    rows = xp.arange(x.shape[0])[:, None]
+    own = (rows >= offsets[:-1]) & (rows < offsets[1:])
+    g = xp.matmul(x[None], xp.swapaxes(gate, -1, -2))
+    u = xp.matmul(x[None], xp.swapaxes(up, -1, -2))
+    y = xp.matmul(g * xp.sigmoid(g) * u, xp.swapaxes(down, -1, -2))
+    chosen = xp.swapaxes(own, 0, 1)[:, :, None] * xp.ones(y.shape) > 0
+    lost = xp.where(xp.any(own, axis=-1)[:, None], 0.0, xp.nan)
+    return xp.sum(xp.where(chosen, y, 0.0), axis=0) + lost
+
+
+# ---- layout -------------------------------------------------------------------------------------
+
+#: T threads of one group, each of which checks all offsets and writes the rows of some experts.
+_OWNERS_BODY = """\
+    const uint t = thread_position_in_threadgroup.x;
+    bool valid = int64_t(offsets[0]) == 0;
+    int64_t bad = int64_t(offsets[0]);
+    for (uint e = 0; e < experts; ++e) {
+        const int64_t next = int64_t(offsets[e + 1]);
+        const bool good = next >= int64_t(offsets[e]) && next <= int64_t(rows);
+        bad = valid && !good ? next : bad;
+        valid = valid && good;
+    }
+    if (!valid && t == 0) {
+        ZMLX_FAIL("offsets", bad);
+    }
+    for (uint e = t; e <= experts; e += T) {
+        const uint first = valid ? uint(offsets[e]) : 0u;
+        const uint after = e < experts ? (valid ? uint(offsets[e + 1]) : 0u) : rows;
+        checked[e] = int(first);
+        for (uint r = first; r < after; ++r) {
+            owners[r] = min(e, experts - 1);
+            owned[r] = e < experts;
+        }
+    }
+"""
+
+_OWNERS = KernelSpec(
+    "expert_ffn__owners", ("offsets", "experts", "rows"), ("checked", "owners", "owned"),
+    _OWNERS_BODY, msl.header_for("ZMLX_FAIL"),
+)  # fmt: skip
+
+
+def _check_values(rows: int, offsets: mx.array) -> None:
+    values = [int(v) for v in offsets.tolist()]  # type: ignore[union-attr, arg-type]
+    for before, value in pairwise([0, *values]):
+        if value < before or value > rows or (value and value is values[0]):
+            raise ValueError(f"[expert_ffn] 'offsets' must be in range but got {value}.")
+
+
+@cache
+def _owners(rows: int) -> BodyKernel:
+    """Offsets that are safe to index with, the expert of each row, and whether it has one. Where
+    the offsets do not ascend from 0 to at most `rows`, they are zeros, and no row has an expert."""
+
+    def plan(settings: launch.Settings, inputs: Arrays) -> Plan:
+        experts = inputs[0].size - 1
+        threads = 1 if launch.is_cpu(settings) else 256
+        return Plan(
+            template=(("T", threads),),
+            geometry=launch.Geometry((), (threads, 1, 1), (threads, 1, 1)),
+            shapes=((experts + 1,), (rows,), (rows,)),
+            dtypes=(mx.int32, mx.uint32, mx.bool_),
+            constants=(constant((experts,), mx.uint32), constant((rows,), mx.uint32)),
+        )
+
+    def reference(offsets: mx.array) -> Arrays:
+        last = offsets.size - 2
+        owners = mx.searchsorted(offsets[1:], mx.arange(rows, dtype=offsets.dtype), side="right")
+        clamped = mx.minimum(owners, last).astype(mx.uint32)
+        return offsets.astype(mx.int32), clamped, owners <= last
+
+    return BodyKernel(
+        _OWNERS,
+        plan,
+        reference,
+        dynamic=shapeless("expert_ffn"),
+        values=lambda offsets: _check_values(rows, offsets),
+    )
+
+
+class _Blocks(NamedTuple):
+    """Rows in blocks of one expert each: the expert of each block, the row that each place of a
+    block holds (and whether it holds one), the place of each row, whether it has an expert, and
+    where each expert's places begin and end. A block of one row has the row's own place."""
+
+    size: int
+    experts: mx.array
+    source: mx.array | None
+    filled: mx.array | None
+    places: mx.array | None
+    owned: mx.array
+    segments: mx.array
+
+
+@lru_cache(maxsize=256)
+def _range(count: int) -> mx.array:
+    array = mx.arange(count, dtype=mx.int32)
+    mx.eval(array)
+    return array
+
+
+#: Rows of a product on the CPU: enough for the BLAS to reuse a weight, and not so many that filling
+#: up blocks costs more. Measured; see `expert_ffn`.
+_MOST_ROWS, _LEAST_ROWS = 128, 8
+
+
+def block_size(rows: int, experts: int) -> int:
+    """Rows per block, a power of two: about a quarter of an expert's rows, or 8 of them, which take
+    the BLAS as long as one: reading the weight."""
+    mean = -(-rows // experts)
+    wanted = max(-(-mean // 4), min(mean, _LEAST_ROWS))
+    return min(_MOST_ROWS, 1 << (wanted - 1).bit_length())
+
+
+def _blocks(offsets: mx.array, rows: int, size: int) -> _Blocks:
+    experts = offsets.size - 1
+    offsets, of_row, owned = _owners(rows)(mx.stop_gradient(offsets))
+    if size == 1:
+        segments = mx.stack([offsets[:-1], offsets[1:]], axis=-1).astype(mx.uint32)
+        return _Blocks(size, of_row, None, None, None, owned, segments)
+    used = (offsets[1:] - offsets[:-1] + (size - 1)) // size
+    after = mx.cumsum(used)
+    before = after - used
+    count = (rows + experts * (size - 1)) // size
+    of_block = mx.minimum(mx.searchsorted(after, _range(count), side="right"), experts - 1)
+    places = before[of_row] * size + (_range(rows) - offsets[of_row])
+    first = offsets[of_block] + (_range(count) - before[of_block]) * size
+    source = first[:, None] + _range(size)
+    filled = source < offsets[1:][of_block][:, None]
+    segments = mx.stack([before * size, after * size], axis=-1).astype(mx.uint32)
+    return _Blocks(
+        size,
+        of_block.astype(mx.uint32),
+        mx.clip(source, 0, rows - 1),
+        filled,
+        mx.where(owned, places, 0),
+        owned,
+        segments,
+    )
+
+
+# ---- products -----------------------------------------------------------------------------------
+
+
+Product = Callable[[mx.array, Any], mx.array]
+
+
+def _product(blocks: _Blocks) -> Product:
+    """(count, size, D), (E, H, D) → (count, size, H), differentiable any number of times: the
+    gradient of a weight is a product over its own rows only, and that product's gradients are such
+    products again."""
+
+    @mx.custom_function
+    def product(x: mx.array, w: mx.array) -> mx.array:
+        return mx.gather_mm(x, w.swapaxes(-1, -2), rhs_indices=blocks.experts, sorted_indices=True)
+
+    @product.vjp
+    def _(primals: Any, dy: mx.array, outputs: Any) -> Any:
+        x, w = primals
+        return product(dy, w.swapaxes(-1, -2)), weights(dy, x)
+
+    @mx.custom_function
+    def weights(dy: mx.array, x: mx.array) -> mx.array:
+        return mx.segmented_mm(
+            dy.reshape(-1, dy.shape[-1]).T, x.reshape(-1, x.shape[-1]), blocks.segments
+        )
+
+    @weights.vjp
+    def _(primals: Any, dw: mx.array, outputs: Any) -> Any:
+        dy, x = primals
+        return product(x, dw), product(dy, dw.swapaxes(-1, -2))
+
+    return cast(Product, product)
+
+
+def _quantized(blocks: _Blocks, group_size: int, bits: int) -> Product:
+    def product(x: mx.array, w: tuple[mx.array, mx.array, mx.array]) -> mx.array:
+        weight, scales, biases = w
+        return mx.gather_qmm(
+            x, weight, scales, biases, rhs_indices=blocks.experts, transpose=True,
+            group_size=group_size, bits=bits, sorted_indices=True,
+        )  # fmt: skip
+
+    return product
+
+
+# ---- ops ----------------------------------------------------------------------------------------
+
+_ARGUMENTS = (
+    Argument("x", "(R, D)"),
+    Argument("gate", "(E, H, D)"),
+    Argument("up", "(E, H, D)"),
+    Argument("down", "(E, D, H)"),
+    Argument("offsets", "(O,)", INDICES, differentiable=False, values="ascending, 0 … R"),
+)
+
+
+def _check_gate(*weights: Any) -> None:
+    """Names the gate where its number of experts is unlike that of both others."""
+    if all(isinstance(w, mx.array) and w.ndim == 3 for w in weights):
+        gate, up, down = (w.shape for w in weights)
+        if gate[0] != up[0] == down[0]:
+            raise ValueError(
+                f"[expert_ffn] 'gate' must have shape {(up[0], *gate[1:])} but got {gate}."
+            )
+
+
+def _check_quantized(
+    x: mx.array, weights: Sequence[Any], offsets: mx.array, group_size: int, bits: int
+) -> None:
+    op = "expert_ffn"
+    check(op, [_ARGUMENTS[0], _ARGUMENTS[4]], [x, offsets])
+    if bits not in (2, 3, 4, 5, 6, 8) or group_size not in (32, 64, 128):
+        raise ValueError(
+            f"[{op}] 'bits' must be 2, 3, 4, 5, 6 or 8 and 'group_size' 32, 64 or 128 but got "
+            f"{bits} and {group_size}."
+        )
+    hidden = None
+    for name, weight in zip(("gate", "up", "down"), weights, strict=True):
+        if not isinstance(weight, (tuple, list)) or len(weight) != 3:
+            raise TypeError(
+                f"[{op}] '{name}' must be (weight, scales, biases) as the others but got "
+                f"{type(weight).__name__}."
+            )
+        packed, scales, biases = weight
+        check_array(op, name, packed, (mx.uint32,))
+        for part in (scales, biases):
+            check_array(op, name, part, FLOATING)
+        width = x.shape[-1] if name != "down" else hidden
+        height = hidden if name != "down" else x.shape[-1]
+        expected = (offsets.size - 1, height or packed.shape[1], width)
+        got = (*packed.shape[:-1], packed.shape[-1] * 32 // bits)
+        by_scales = (*scales.shape[:-1], scales.shape[-1] * group_size)
+        if got != expected or by_scales != expected or biases.shape != scales.shape:
+            raise ValueError(f"[{op}] '{name}' must have shape {expected} but got {got}.")
+        hidden = hidden or packed.shape[1]
+
+
+def expert_ffn(
+    x: mx.array,
+    gate: Weight,
+    up: Weight,
+    down: Weight,
+    offsets: mx.array,
+    *,
+    group_size: int = 64,
+    bits: int = 4,
+) -> mx.array:
+    """The SwiGLU network of each row's expert.
+
+        y = (silu(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ
+
+    Args:
+        x: (R, D) rows sorted by expert, as `moe_dispatch` returns them, in float32, float16 or
+            bfloat16.
+        gate, up: (E, H, D) weights, as those of `mlx_lm`'s SwitchGLU; down: (E, D, H). All in one
+            floating dtype, or each as the (weight, scales, biases) of `mx.quantize` (affine).
+        offsets: (E + 1,) from `moe_sort`: rows offsets[e] to before offsets[e + 1] are those of
+            expert e. It must ascend from 0 to at most R; on the CPU the evaluation raises if it
+            does not. Rows that no expert has are NaN.
+        group_size, bits: of quantised weights.
+
+    Returns:
+        (R, D) in the dtype of x. Gradients for x and float weights; quantised ones are for the
+        forward. `mx.vmap` and `mx.jvp` are not known to MLX's `gather_mm`: with
+        `zmlx.target("reference")` every row takes every expert in plain MLX.
+
+    MLX's CPU products of experts are in float32: weights in half precision are widened at each
+    call. Blocks have about a quarter of an expert's mean rows, at most 128.
+    """
+    if any(isinstance(w, (tuple, list)) for w in (gate, up, down)):
+        _check_quantized(x, (gate, up, down), offsets, group_size, bits)
+        return _quantized_ffn(x, (gate, up, down), offsets, group_size, bits)
+    _check_gate(gate, up, down)
+    check("expert_ffn", _ARGUMENTS, [x, gate, up, down, offsets])  # type: ignore[list-item]
+    weights = [cast(mx.array, w) for w in (gate, up, down)]
+    experts = weights[0].shape[0]
+    if offsets.size != experts + 1:
+        raise ValueError(
+            f"[expert_ffn] 'offsets' must have shape ({experts + 1},) but got {offsets.shape}."
+        )
+    target = launch.settings().target
+    if target == "reference":
+        return _plain(x, weights, offsets)
+    rows = x.shape[0]
+    if rows == 0:
+        return x
+    blocks = _blocks(offsets, rows, block_size(rows, experts) if target == "cpu" else 1)
+    # MLX's products of the CPU are in float32.
+    inner = mx.float32 if target == "cpu" else mx.result_type(x.dtype, weights[0].dtype)
+    product = _product(blocks)
+    wide = _aligned(x, blocks).astype(inner)
+    wg, wu, wd = (w.astype(inner) for w in weights)
+    hidden = swiglu(product(wide, wg), product(wide, wu))
+    return _rows(product(hidden, wd), blocks).astype(x.dtype)
+
+
+def _plain(x: mx.array, weights: Sequence[mx.array], offsets: mx.array) -> mx.array:
+    wide, gate, up, down = (v.astype(mx.float32) for v in (x, *weights))
+    y = expert_ffn_reference(wide, gate, up, down, offsets)
+    return y.astype(x.dtype)  # type: ignore[no-any-return]
+
+
+def _quantized_ffn(
+    x: mx.array, weights: Sequence[Any], offsets: mx.array, group_size: int, bits: int
+) -> mx.array:
+    """Row by row: MLX's quantised products of the CPU gain nothing from blocks."""
+    rows = x.shape[0]
+    if rows == 0:
+        return x
+    blocks = _blocks(offsets, rows, 1)
+    product = _quantized(blocks, group_size, bits)
+    gate, up, down = weights
+    one = x[:, None]
+    hidden = swiglu(product(one, gate), product(one, up))
+    return _rows(product(hidden, down), blocks)
+
+
+def _aligned(x: mx.array, blocks: _Blocks) -> mx.array:
+    """Rows in their blocks; zeros where a block is not filled, so that no gradient comes of it."""
+    if blocks.source is None or blocks.filled is None:
+        return x[:, None]
+    return mx.where(blocks.filled[..., None], x[blocks.source], mx.array(0.0, x.dtype))
+
+
+def _rows(y: mx.array, blocks: _Blocks) -> mx.array:
+    """Rows of their blocks again; NaN where a row has no expert."""
+    flat = y.reshape(-1, y.shape[-1])
+    if blocks.places is not None:
+        flat = flat[blocks.places]
+    return mx.where(blocks.owned[:, None], flat, mx.array(mx.nan, y.dtype))
+
+
+def _offsets_of(rng: Any, shape: tuple[int, ...], sizes: Any) -> Any:
+    import numpy as np
+
+    cuts = np.sort(rng.integers(0, sizes["R"] + 1, shape[0] - 2))
+    return np.concatenate([[0], cuts, [sizes["R"]]])
+
+
+def _weight(rng: Any, shape: tuple[int, ...], sizes: Any) -> Any:
+    return rng.standard_normal(shape) / shape[-1] ** 0.5
+
+
+register(
+    Op(
+        name="expert_ffn",
+        family="moe",
+        summary="a SwiGLU network per expert over sorted rows",
+        formula="(silu(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ",
+        function=expert_ffn,
+        reference=expert_ffn_reference,
+        arguments=_ARGUMENTS,
+        outputs=("(R, D)",),
+        reads_backward=("x", "gate", "up", "down"),
+        # The BLAS in MLX's wheel adds the products of a weight's gradient one row after the other.
+        rounding=8.0,
+        cases=(
+            Case((), {"R": 1, "D": 4, "E": 1, "H": 3, "O": 2}, "one row, one expert"),
+            Case((), {"R": 6, "D": 5, "E": 4, "H": 7, "O": 5}, "fewer rows than blocks"),
+            Case((), {"R": 70, "D": 33, "E": 3, "H": 31, "O": 4}, "blocks that are not full"),
+            Case((), {"R": 40, "D": 8, "E": 60, "H": 8, "O": 61}, "more experts than rows"),
+            Case((), {"R": 300, "D": 16, "E": 2, "H": 65, "O": 3}, "several blocks per expert"),
+            Case((), {"R": 0, "D": 16, "E": 2, "H": 8, "O": 3}, "no rows"),
+        ),
+        long_cases=(Case((), {"R": 2000, "D": 64, "E": 8, "H": 96, "O": 9}, "full blocks"),),
+        benchmarks=(
+            Case((), {"R": 4096, "D": 512, "E": 8, "H": 1024, "O": 9}),
+            Case((), {"R": 4096, "D": 512, "E": 64, "H": 512, "O": 65}),
+        ),
+        samples={"gate": _weight, "up": _weight, "down": _weight, "offsets": _offsets_of},
+        refuses=dict.fromkeys(
+            ("shapeless compile", "vmap", "jvp"), 'with zmlx.target("reference")'
+        ),
+        paper="Shazeer 2020, arXiv:2002.05202; Gale et al. 2022, arXiv:2211.15841",
+    )
+)

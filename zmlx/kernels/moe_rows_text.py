@@ -1,0 +1,100 @@
+"""The Metal text of `moe_dispatch` and `moe_combine`."""
+
+#: V consecutive elements of a row per thread. `D_` is a copy, since for the compiler a store may
+#: change D.
+SPREAD = """\
+    const size_t first = size_t(thread_position_in_grid.x) * V;
+    const size_t row = thread_position_in_grid.y;
+    const size_t D_ = D;
+    const size_t stop = min(first + V, D_);
+    const int64_t slot = int64_t(order[row]);
+    const bool valid = slot >= 0 && slot < int64_t(tokens) * K;
+    if (!valid && first == 0) {
+        ZMLX_FAIL("order", slot);
+    }
+    auto from = x + (valid ? size_t(slot / K) : size_t(0)) * D_;
+    auto to = y + row * D_;
+    const float w = valid ? float(@WEIGHT@) : NAN;
+    if (@COPY@) {
+        for (size_t j = first; j < stop; ++j) {
+            to[j] = from[j];
+        }
+    } else {
+        for (size_t j = first; j < stop; ++j) {
+            to[j] = T(w * float(from[j]));
+        }
+    }
+"""
+
+GATHER = """\
+    const size_t first = size_t(thread_position_in_grid.x) * V;
+    const size_t token = thread_position_in_grid.y;
+    const size_t D_ = D;
+    for (size_t start = first; start < min(first + V, D_); start += U) {
+        float sum[U] = {0};
+        const bool whole = start + U <= D_;
+        for (uint a = 0; a < K; ++a) {
+            const int64_t row = int64_t(positions[token * K + a]);
+            const bool valid = row >= 0 && row < int64_t(rows);
+            if (!valid && start == 0) {
+                ZMLX_FAIL("positions", row);
+            }
+            auto from = x + (valid ? size_t(row) : size_t(0)) * D_ + start;
+            const float w = valid ? float(@WEIGHT@) : NAN;
+            if (whole) {
+                for (uint u = 0; u < U; ++u) {
+                    sum[u] += w * float(from[u]);
+                }
+            } else {
+                for (uint u = 0; u < D_ - start; ++u) {
+                    sum[u] += w * float(from[u]);
+                }
+            }
+        }
+        auto to = y + token * D_ + start;
+        if (whole) {
+            for (uint u = 0; u < U; ++u) {
+                to[u] = T(sum[u]);
+            }
+        } else {
+            for (uint u = 0; u < D_ - start; ++u) {
+                to[u] = T(sum[u]);
+            }
+        }
+    }
+"""
+
+#: A group of TPR threads per slot.
+DOT = """\
+    threadgroup float scratch[(TPR + 31) / 32];
+    const uint lane = thread_position_in_threadgroup.x;
+    const size_t slot = threadgroup_position_in_grid.x
+        + size_t(threadgroup_position_in_grid.y) * threadgroups_per_grid.x;
+    if (slot >= size_t(tokens) * K) {
+        return;
+    }
+    const size_t D_ = D;
+    const int64_t row = int64_t(positions[slot]);
+    const bool valid = row >= 0 && row < int64_t(rows);
+    auto a = x + (valid ? size_t(row) : size_t(0)) * D_;
+    auto b = dy + slot / K * D_;
+    float sum[U] = {0};
+    const size_t whole = D_ / U * U;
+    for (size_t j = lane * U; j < whole; j += TPR * U) {
+        for (uint u = 0; u < U; ++u) {
+            sum[u] += float(a[j + u]) * float(b[j + u]);
+        }
+    }
+    for (size_t j = whole + lane; j < D_; j += TPR) {
+        sum[0] += float(a[j]) * float(b[j]);
+    }
+    for (uint w = U / 2; w > 0; w /= 2) {
+        for (uint u = 0; u < w; ++u) {
+            sum[u] += sum[u + w];
+        }
+    }
+    const float total = zmlx_row_reduce<TPR, zmlx_sum>(sum[0], scratch, lane);
+    if (lane == 0) {
+        dw[slot] = T(valid ? total : NAN);
+    }
+"""

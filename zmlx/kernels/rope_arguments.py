@@ -1,0 +1,134 @@
+"""What the ops of the RoPE family take, checked, and the rotation that it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import mlx.core as mx
+
+from ..arguments import INDICES, check_array, check_number
+from ..metal import scalar
+from ..transforms import Arrays
+from .rope_kernels import AXES, EACH, START, STARTS, STEPS, Rotation, axes_of, paces
+
+LAYOUTS = ("BHLD", "BLHD")
+POSITIONS = (*INDICES, mx.float32)
+
+
+@lru_cache(maxsize=1024)
+def _start(value: int) -> mx.array:
+    return mx.array([value], dtype=mx.int32)
+
+
+@dataclass(frozen=True)
+class Turning:
+    """A rotation with its arrays, checked: what the ops of the family share."""
+
+    rotation: Rotation
+    arrays: Arrays
+
+
+def turning(
+    op: str,
+    name: str,
+    x: mx.array,
+    dims: int | None,
+    *,
+    traditional: bool,
+    base: float | None,
+    scale: float,
+    offset: int | mx.array,
+    freqs: mx.array | None,
+    positions: mx.array | None,
+    sections: Sequence[int] | None,
+    interleave_sections: bool,
+    layout: str,
+) -> Turning:
+    """The rotation of the array x, which the op calls `name`; else `[op] 'argument' must …`."""
+
+    def bad(argument: str, must: str, got: Any) -> ValueError:
+        return ValueError(f"[{op}] '{argument}' must {must} but got {got}.")
+
+    check_array(op, name, x)
+    if x.ndim < 3:
+        raise bad(name, "have shape (B, *, L, D)", tuple(x.shape))
+    if layout not in LAYOUTS:
+        raise bad("layout", f"be one of {', '.join(LAYOUTS)}", repr(layout))
+    batches, d = x.shape[0], x.shape[-1]
+    steps = x.shape[-2] if layout == "BHLD" else x.shape[1]
+    if dims is None:
+        dims = d
+    if not isinstance(dims, int) or isinstance(dims, bool):
+        raise TypeError(f"[{op}] 'dims' must be an int but got {type(dims).__name__}.")
+    if dims % 2 or not 2 <= dims <= d:
+        raise bad("dims", f"be even and in [2, {d}]", dims)
+    if not isinstance(traditional, bool):
+        raise TypeError(
+            f"[{op}] 'traditional' must be True or False but got {type(traditional).__name__}."
+        )
+    half = dims // 2
+
+    if freqs is None:
+        base = 10000.0 if base is None else check_number(op, "base", base)
+        if not base > 0:
+            raise bad("base", "be positive", base)
+        frequencies = paces(half, base)
+    else:
+        check_array(op, "freqs", freqs)
+        if tuple(freqs.shape) != (half,):
+            raise bad("freqs", f"have shape ({half},)", tuple(freqs.shape))
+        if base is not None:
+            raise bad("base", "be None where freqs are given", base)
+        frequencies = freqs
+
+    axes: Arrays = ()
+    if sections is not None:
+        sections = tuple(sections)
+        if not all(isinstance(n, int) and n >= 0 for n in sections) or sum(sections) != half:
+            raise bad("sections", f"be sizes ≥ 0 that sum to {half}", sections)
+        if positions is None:
+            raise bad("positions", f"have shape ({len(sections)}, {batches}, {steps})", None)
+        axes = (axes_of(sections, interleave_sections),)
+    elif interleave_sections:
+        raise bad("interleave_sections", "be False without sections", interleave_sections)
+
+    if positions is not None:
+        if isinstance(offset, mx.array) or offset != 0:
+            raise bad("offset", "be 0 where positions are given", offset)
+        check_array(op, "positions", positions, POSITIONS)
+        shape = tuple(positions.shape)
+        if sections is not None:
+            count = len(sections)
+            if shape == (count, steps):
+                positions = positions[:, None]
+            elif shape not in ((count, batches, steps), (count, 1, steps)):
+                raise bad("positions", f"have shape ({count}, {batches}, {steps})", shape)
+            placed = AXES
+        elif shape == (steps,):
+            placed = STEPS
+        elif shape in ((batches, steps), (1, steps)):
+            placed = EACH
+        else:
+            raise bad("positions", f"have shape ({steps},) or ({batches}, {steps})", shape)
+        start = positions
+    elif isinstance(offset, mx.array):
+        check_array(op, "offset", offset, INDICES)
+        shape = tuple(offset.shape)
+        if shape not in ((), (1,), (batches,)):
+            raise bad("offset", f"have shape () or ({batches},)", shape)
+        placed = STARTS if shape == (batches,) and batches > 1 else START
+        start = offset.reshape(1) if shape == () else offset
+    else:
+        if not isinstance(offset, int) or isinstance(offset, bool):
+            raise TypeError(
+                f"[{op}] 'offset' must be an int or an mx.array but got {type(offset).__name__}."
+            )
+        if not -(2**31) <= offset < 2**31 - steps:
+            raise bad("offset", "be a position of 32 bits", offset)
+        placed, start = START, _start(offset)
+    rotation = Rotation(half, traditional, freqs is not None, placed, layout == "BLHD")
+    factor = scalar(check_number(op, "scale", scale))
+    return Turning(rotation, (start, frequencies, *axes, factor))

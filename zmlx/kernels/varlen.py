@@ -1,0 +1,343 @@
+"""Attention over sequences that lie one after another.
+
+    out[i] = softmax(scale · q[i] kᵀ) v over the keys of i's own sequence
+
+q is (H, T, D) with the sequences cu_seqlens[s] … cu_seqlens[s + 1] of T, and so are k and v. The
+kernels are those of `scaled_dot_product_attention`; a query's range of keys, which also says what
+causal and window leave, is computed on the device. A tile of queries reads the keys between the
+first and the last range in it.
+
+Bytes: as `scaled_dot_product_attention`, and 20 bytes per position.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from .. import launch
+from ..arguments import INDICES, Argument, check_array
+from ..body import BodyKernel, Plan, constant
+from ..metal import KernelSpec, scalar
+from ..msl import header_for
+from ..registry import Case, Op, Option, register
+from ..transforms import Arrays
+from .attention import check_options
+from .attention_launch import attend
+from .attention_plain import DROPPED, product, softmax_of
+from .attention_text import Form
+
+_OP = "varlen_attention"
+
+#: Of each query: its keys from and to, and whether none is left, which makes them all of its
+#: sequence's. Of each key: the queries that may have it.
+_SPANS = """\
+const int i = int(thread_position_in_grid.x);
+const int sequences = int(sizes[0]);
+const int queries = int(sizes[1]);
+const int keys = int(sizes[2]);
+const bool causal = int(rule[0]) != 0;
+const int window = int(rule[1]);
+int64_t wrong = int64_t(cu_seqlens_q[0]);
+bool good = wrong == 0;
+if (good && int64_t(cu_seqlens_k[0]) != 0) {
+    wrong = int64_t(cu_seqlens_k[0]);
+    good = false;
+}
+int q0 = 0, q1 = 0, k0 = 0, k1 = 0;
+for (int s = 0; s < sequences && good; ++s) {
+    const int64_t a = int64_t(cu_seqlens_q[s]), b = int64_t(cu_seqlens_q[s + 1]);
+    const int64_t c = int64_t(cu_seqlens_k[s]), d = int64_t(cu_seqlens_k[s + 1]);
+    if (b < a || b > queries || (s + 1 == sequences && b != queries)) {
+        wrong = b;
+        good = false;
+    } else if (d < c || d > keys || (s + 1 == sequences && d != keys)) {
+        wrong = d;
+        good = false;
+    } else if (i < queries ? i >= a && i < b : i - queries >= c && i - queries < d) {
+        q0 = int(a);
+        q1 = int(b);
+        k0 = int(c);
+        k1 = int(d);
+    }
+}
+if (!good && i == 0) {
+    ZMLX_FAIL("cu_seqlens", wrong);
+}
+const int offset = (k1 - k0) - (q1 - q0);
+if (i < queries) {
+    const int position = i - q0 + offset;
+    int low = k0, high = k1;
+    if (window > 0) {
+        low = max(low, k0 + position - window + 1);
+        high = min(high, k0 + position + window);
+    }
+    if (causal) {
+        high = min(high, k0 + position + 1);
+    }
+    const bool none = high <= low;
+    spans[3 * i] = good ? (none ? k0 : low) : 0;
+    spans[3 * i + 1] = good ? (none ? k1 : high) : 0;
+    spans[3 * i + 2] = none ? 1 : 0;
+} else if (i < queries + keys) {
+    const int own = i - queries, local = own - k0;
+    int low = q0, high = q1;
+    // Queries before the first key may be left without any, and then have all.
+    if (offset >= 0 && causal) {
+        low = max(low, q0 + local - offset);
+    }
+    if (offset >= 0 && window > 0) {
+        low = max(low, q0 + local - offset - window + 1);
+        high = min(high, q0 + local - offset + window);
+    }
+    key_spans[2 * own] = good ? low : 0;
+    key_spans[2 * own + 1] = good ? max(low, high) : 0;
+}
+"""
+
+
+def _plan(chosen: launch.Settings, inputs: Arrays) -> Plan:
+    q, k, cu_q = inputs[:3]
+    queries, keys = q.shape[1], k.shape[1]
+    group = 1 if launch.is_cpu(chosen) else 256
+    return Plan(
+        (),
+        launch.Geometry((), (queries + keys, 1, 1), (group, 1, 1)),
+        ((queries, 3), (keys, 2)),
+        (mx.int32, mx.int32),
+        (constant((cu_q.shape[0] - 1, queries, keys), mx.int32),),
+    )
+
+
+def _ranges(
+    cu_q: Any, cu_k: Any, queries: int, keys: int, causal: Any, window: Any, xp: Any
+) -> tuple[Any, Any, Any, Any]:
+    """Of each query: begin and end of its sequence's keys, and the range that is left."""
+    i = xp.arange(queries)
+    s = (i[:, None] >= cu_q[None, 1:]).sum(axis=1)
+    q0, q1, k0, k1 = cu_q[s], cu_q[s + 1], cu_k[s], cu_k[s + 1]
+    position = i - q0 + (k1 - k0) - (q1 - q0)
+    low, high = k0, k1
+    if window is not None:
+        low = xp.maximum(low, k0 + position - window + 1)
+        high = xp.minimum(high, k0 + position + window)
+    if causal:
+        high = xp.minimum(high, k0 + position + 1)
+    return k0, k1, low, high
+
+
+def _spans_in_mlx(*inputs: mx.array) -> Arrays:
+    q, k, cu_q, cu_k, rule = inputs
+    queries, keys = q.shape[1], k.shape[1]
+    cu_q, cu_k = cu_q.astype(mx.int32), cu_k.astype(mx.int32)
+    causal, window = rule[0] != 0, mx.where(rule[1] > 0, rule[1], 2**30)
+    k0, k1, low, high = _ranges(cu_q, cu_k, queries, keys, False, window, mx)
+    i = mx.arange(queries)
+    s = (i[:, None] >= cu_q[None, 1:]).sum(axis=1)
+    last = i - cu_q[s] + k1 - (cu_q[s + 1] - cu_q[s]) + 1
+    high = mx.where(causal, mx.minimum(high, last), high)
+    none = high <= low
+    spans = mx.stack([mx.where(none, k0, low), mx.where(none, k1, high), none], axis=1)
+    # Every query may have every key: only the kernel's own walk is shorter for knowing better.
+    every = mx.broadcast_to(mx.array([0, queries]), (keys, 2))
+    return spans.astype(mx.int32), every.astype(mx.int32)
+
+
+def _refuse(*inputs: mx.array) -> Arrays:
+    raise ValueError(
+        f"[{_OP}] cannot infer output shapes in a shapeless compile; compile with shapes."
+    )
+
+
+def _values(*inputs: mx.array) -> None:
+    for name, cu, x in (("q", inputs[2], inputs[0]), ("k", inputs[3], inputs[1])):
+        values = np.array(cu).astype(np.int64)
+        ends = [0, *values[1:-1].tolist(), x.shape[1]]
+        bad = [int(v) for v, e in zip(values[[0, -1]], (0, x.shape[1]), strict=True) if v != e]
+        bad += [int(b) for a, b in pairwise(ends) if b < a]
+        if bad:
+            raise ValueError(f"[{_OP}] 'cu_seqlens_{name}' must be in range but got {bad[0]}.")
+
+
+_spans = BodyKernel(
+    KernelSpec(
+        f"{_OP}__spans",
+        ("q", "k", "cu_seqlens_q", "cu_seqlens_k", "rule", "sizes"),
+        ("spans", "key_spans"),
+        _SPANS,
+        header_for("ZMLX_FAIL"),
+    ),
+    _plan,
+    _spans_in_mlx,
+    dynamic=_refuse,
+    values=_values,
+)
+
+
+def varlen_attention_reference(
+    q: mx.array, k: mx.array, v: mx.array, cu_seqlens_q: mx.array, cu_seqlens_k: mx.array,
+    sinks: mx.array | None = None, *, scale: float | None = None, causal: bool = False,
+    window: int | None = None, softcap: float | None = None, return_lse: bool = False,
+    xp: Any = mx,
+) -> Any:  # fmt: skip
+    """varlen_attention in plain MLX."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    queries, keys = q.shape[1], k.shape[1]
+    k0, k1, low, high = (
+        x[:, None] for x in _ranges(cu_seqlens_q, cu_seqlens_k, queries, keys, causal, window, xp)
+    )
+    z = product(scale * q[None], xp.swapaxes(k, -1, -2)[None], xp)
+    if softcap is not None:
+        z = softcap * xp.tanh(z / softcap)
+    key = xp.arange(keys)
+    z = xp.where((key >= low) & (key < high), z, DROPPED)
+    z = xp.where((key >= k0) & (key < k1), z, -xp.inf)
+    e, peak, total = softmax_of(z, sinks, xp)
+    out = product(e / total, v[None], xp)[0]
+    return (out, (peak + xp.log(total))[0, ..., 0]) if return_lse else out
+
+
+def varlen_attention(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    cu_seqlens_q: mx.array,
+    cu_seqlens_k: mx.array,
+    sinks: mx.array | None = None,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """`scaled_dot_product_attention` of each of several sequences that lie one after another.
+
+    Args:
+        q: (H, T, D) in float32, float16 or bfloat16; sequence s has the rows cu_seqlens_q[s] to
+            cu_seqlens_q[s + 1].
+        k, v: (K, S, D) and (K, S, V); K divides H.
+        cu_seqlens_q, cu_seqlens_k: (sequences + 1,) integers from 0, not decreasing, to T and S.
+        sinks, scale, causal, window, softcap, return_lse: as in `scaled_dot_product_attention`, of
+            each sequence by itself.
+
+    Returns:
+        (H, T, V) in the dtype that q, k and v promote to, or (out, lse) with lse (H, T). Sequences
+        that are no such thing make everything NaN; on the CPU the evaluation raises. Gradients for
+        q, k, v and sinks.
+
+    As flash-attention's variable-length interface (Dao et al. 2022, arXiv:2205.14135).
+    """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_array(_OP, name, x)
+        if x.ndim != 3:
+            raise ValueError(f"[{_OP}] '{name}' must have 3 axes but got {tuple(x.shape)}.")
+    if k.shape[2] != q.shape[2]:
+        raise ValueError(
+            f"[{_OP}] 'k' must have shape (K, S, {q.shape[2]}) but got {tuple(k.shape)}."
+        )
+    if (k.shape[0] == 0 and q.shape[0]) or (k.shape[0] and q.shape[0] % k.shape[0]):
+        raise ValueError(
+            f"[{_OP}] 'k' must have a number of heads that divides the {q.shape[0]} of 'q' but got "
+            f"{k.shape[0]}."
+        )
+    if v.shape[:2] != k.shape[:2]:
+        raise ValueError(
+            f"[{_OP}] 'v' must have shape ({k.shape[0]}, {k.shape[1]}, V) but got {tuple(v.shape)}."
+        )
+    for name, cu in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        check_array(_OP, name, cu, INDICES)
+        if cu.ndim != 1 or cu.shape[0] < 2:
+            raise ValueError(
+                f"[{_OP}] '{name}' must have shape (sequences + 1,) but got {tuple(cu.shape)}."
+            )
+    if cu_seqlens_k.shape != cu_seqlens_q.shape:
+        raise ValueError(
+            f"[{_OP}] 'cu_seqlens_k' must have shape {tuple(cu_seqlens_q.shape)} but got "
+            f"{tuple(cu_seqlens_k.shape)}."
+        )
+    check_options(_OP, q.shape[0], scale, causal, window, softcap, sinks)
+    if not q.dtype == k.dtype == v.dtype:
+        dtype = mx.result_type(q, k, v)
+        q, k, v = q.astype(dtype), k.astype(dtype), v.astype(dtype)
+    rule = constant((int(causal), 0 if window is None else window), mx.int32)
+    # Shapes alone matter of q and k here; a gradient has no business with integers.
+    some = (mx.stop_gradient(q), mx.stop_gradient(k))
+    spans = _spans(*some, cu_seqlens_q, cu_seqlens_k, rule)
+    inputs = [q[None], k[None], v[None]]
+    inputs.append(scalar(float(q.shape[-1] ** -0.5 if scale is None else scale)))
+    if sinks is not None:
+        inputs.append(sinks)
+    if softcap is not None:
+        inputs.append(scalar(float(softcap)))
+    form = Form(softcap=softcap is not None, sinks=sinks is not None, spans=True)
+    result = attend(form, (*inputs, *spans), return_lse)
+    return tuple(x[0] for x in result) if return_lse else result[0]
+
+
+def _cuts(size: str) -> Any:
+    """Draws the ends of sequences; none is without keys, which would make NaN of its queries and,
+    in the oracle's gradient, of all values."""
+
+    def draw(rng: np.random.Generator, shape: tuple[int, ...], sizes: Any) -> Any:
+        most, count = sizes[size], shape[0] - 2
+        if size == "S":
+            inner: Any = rng.choice(np.arange(1, most), count, replace=False) if count else []
+        else:
+            inner = rng.integers(0, most + 1, count)
+        return np.array([0, *np.sort(inner), most], dtype=np.int32)
+
+    return draw
+
+
+def _case(heads: int, queries: int, keys: int, d: int, v: int, cuts: int, why: str = "",
+          optional: bool = True, **options: Any) -> Case:  # fmt: skip
+    sizes = {"T": queries, "S": keys, "D": d, "V": v, "C": cuts}
+    return Case((heads,), sizes, why, options, optional)
+
+
+register(
+    Op(
+        name=_OP,
+        family="attention",
+        summary="attention of sequences that lie one after another",
+        formula="softmax(scale · q kᵀ + mask) v within each sequence",
+        function=varlen_attention,
+        reference=varlen_attention_reference,
+        arguments=(
+            Argument("q", "(*, T, D)"),
+            Argument("k", "(*, S, D)"),
+            Argument("v", "(*, S, V)"),
+            Argument("cu_seqlens_q", "(C,)", INDICES, False, False, "not decreasing, 0 to T"),
+            Argument("cu_seqlens_k", "(C,)", INDICES, False, False, "not decreasing, 0 to S"),
+            Argument("sinks", "(*)", optional=True),
+        ),
+        options=(
+            Option("scale", None, (0.3,)),
+            Option("causal", False, (True,), passed="text"),
+            Option("window", None, (3,)),
+            Option("softcap", None, (2.0,)),
+            Option("return_lse", False, (True,), passed="text"),
+        ),
+        outputs=("(*, T, V)",),
+        paper="https://arxiv.org/abs/2205.14135",
+        reads_backward=("q", "k", "v", "output"),
+        samples={"cu_seqlens_q": _cuts("T"), "cu_seqlens_k": _cuts("S")},
+        cases=(
+            _case(1, 1, 1, 1, 1, 2, "one of everything"),
+            _case(2, 9, 7, 8, 8, 3, "two sequences"),
+            _case(3, 33, 31, 40, 24, 4, "one past a tile of lanes"),
+            _case(2, 130, 140, 16, 16, 9, "several tiles, causal", causal=True),
+            _case(3, 66, 65, 12, 20, 6, "window", window=9),
+            _case(2, 70, 66, 8, 8, 5, "several options", causal=True, window=7, softcap=3.0),
+            _case(2, 40, 40, 80, 72, 2, "one sequence", False, causal=True),
+            _case(0, 9, 7, 8, 8, 3, "no rows"),
+        ),
+        long_cases=(_case(2, 333, 300, 64, 32, 4, "several tiles, causal", causal=True),),
+        benchmarks=(_case(8, 4096, 4096, 64, 64, 9, "", False, causal=True),),
+        refuses={"shapeless compile": "compile with shapes"},
+    )
+)

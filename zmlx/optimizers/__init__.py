@@ -1,0 +1,20 @@
+"""MLX's optimizers with the step of a whole parameter tree in a few launches.
+
+AdamW Adam Lion SGD    drop-in for those of `mlx.optimizers`, with the same state tree
+clip_by_global_norm    gradients scaled so that their joint norm has a bound
+global_norm            that norm
+
+    >>> optimizer = zmlx.optimizers.AdamW(1e-3, moment_dtype=mx.float32, max_norm=1.0)
+    >>> loss, gradients = nn.value_and_grad(model, loss_of)(batch)
+    >>> optimizer.update(model, gradients)
+"""
+
+from ..backend import require_mlx
+
+require_mlx()
+
+from .clip import clip_by_global_norm, global_norm
+from .fused import Fused
+from .optimizers import SGD, Adam, AdamW, Lion
+
+__all__ = ["SGD", "Adam", "AdamW", "Fused", "Lion", "clip_by_global_norm", "global_norm"]

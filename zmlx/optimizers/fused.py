@@ -1,0 +1,263 @@
+"""What the fused optimizers share: which parameters a kernel updates, and in which launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+from mlx.optimizers import Optimizer
+from mlx.utils import tree_map
+
+from .. import launch
+from ..arguments import FLOATING
+from ..packed import PackedKernel
+from .clip import check_max_norm, clip_factor, global_norm
+
+Mask = Callable[[str, mx.array], bool]
+
+
+class Leaf(NamedTuple):
+    """A parameter of the tree with all that its step needs."""
+
+    path: str
+    gradient: mx.array
+    parameter: mx.array
+    state: dict[str, mx.array]
+
+
+@lru_cache(maxsize=1024)
+def _constants(values: tuple[float, ...]) -> mx.array:
+    array = mx.array(values, dtype=mx.float32)
+    mx.eval(array)
+    return array
+
+
+class Fused(Optimizer):
+    """An optimizer of MLX whose step takes a kernel for many parameters at once.
+
+    A parameter takes the kernel if it, its gradient and its moments are float32, float16 or
+    bfloat16 and, without `moment_dtype`, of one dtype; and if the class has not overridden
+    `apply_single`. Every other parameter takes MLX's own step, that is `apply_single`.
+    `statistics` counts both.
+
+    On the CPU the new parameter and moments take the memory of the old ones where nobody else
+    holds those. On a GPU outputs are new arrays, while MLX's compiled step works in place, so that
+    MLX's step is the default there; `fused=True` takes the kernel.
+    """
+
+    weight_decay: Any
+
+    @property
+    def _moments(self) -> tuple[str, ...]:
+        """Names of a parameter's state, in the order of the kernel's inputs."""
+        raise NotImplementedError
+
+    def _configure(
+        self,
+        fused: bool | None,
+        moment_dtype: mx.Dtype | None,
+        weight_decay_mask: Mask | None,
+        max_norm: float | None,
+    ) -> None:
+        name = type(self).__name__
+        if moment_dtype is not None and moment_dtype not in FLOATING:
+            raise ValueError(
+                f"[{name}] 'moment_dtype' must be None, float32, float16 or bfloat16 but got "
+                f"{moment_dtype}."
+            )
+        if weight_decay_mask is not None and not callable(weight_decay_mask):
+            raise TypeError(
+                f"[{name}] 'weight_decay_mask' must be a function of path and parameter but got "
+                f"{type(weight_decay_mask).__name__}."
+            )
+        if fused not in (None, True, False):
+            raise TypeError(f"[{name}] 'fused' must be None, True or False but got {fused!r}.")
+        self.fused = fused
+        self.moment_dtype = moment_dtype
+        self.weight_decay_mask = weight_decay_mask
+        self.max_norm = None if max_norm is None else check_max_norm(name, max_norm)
+        #: Parameters updated by kernels and by MLX, and launches, counted when a step is built.
+        self.statistics = {"fused": 0, "plain": 0, "launches": 0}
+
+    # ---- what an optimizer says of itself
+
+    def _kernel(self) -> PackedKernel:
+        raise NotImplementedError
+
+    def _numbers(self, decays: bool) -> tuple[list[mx.array], tuple[float, ...]]:
+        """The scalars of the kernel after the clip: arrays, then Python numbers."""
+        raise NotImplementedError
+
+    # ---- MLX's interface
+
+    def init_single(self, parameter: mx.array, state: dict[str, Any]) -> None:
+        """Moments of zeros, in `moment_dtype` where that is given."""
+        super().init_single(parameter, state)
+        if self.moment_dtype is not None and parameter.dtype in FLOATING:
+            for name in self._moments:
+                state[name] = mx.zeros(parameter.shape, self.moment_dtype)
+
+    def apply_gradients(self, gradients: Any, parameters: Any) -> Any:
+        """The parameters after a step, in the tree of the gradients; the state is updated.
+
+        Raises:
+            ValueError: a gradient has no parameter or no state, or their shapes differ.
+        """
+        if not self._initialized:
+            self.init(gradients)
+        leaves = list(self._leaves("", gradients, parameters, self.state))
+        for name, scheduler in self._schedulers.items():
+            self.state[name] = scheduler(self.step)
+        self.state["step"] = self.step + 1
+        clip = None
+        if self.max_norm is not None:
+            clip = clip_factor(global_norm(gradients), self.max_norm)
+        done: list[mx.array | None] = [None] * len(leaves)
+        takes_kernel = self._takes_kernel()
+        groups: dict[bool, list[int]] = {}
+        for i, leaf in enumerate(leaves):
+            if takes_kernel and self._fits(leaf):
+                groups.setdefault(self._decays(leaf), []).append(i)
+            else:
+                done[i] = self._plain(leaf, clip)
+        for decays, members in groups.items():
+            for i, new in zip(members, self._launch(leaves, members, decays, clip), strict=True):
+                done[i] = new
+        rest = iter(done)
+        return tree_map(lambda _: next(rest), gradients)
+
+    def apply_single(
+        self, gradient: mx.array, parameter: mx.array, state: dict[str, mx.array]
+    ) -> mx.array:
+        """MLX's step of one parameter; with `moment_dtype` in float32, and the parameter keeps its
+        dtype."""
+        if self.moment_dtype is None or parameter.dtype not in FLOATING:
+            return super().apply_single(gradient, parameter, state)  # type: ignore[no-any-return]
+        wide = {name: state[name].astype(mx.float32) for name in self._moments}
+        new = super().apply_single(gradient.astype(mx.float32), parameter.astype(mx.float32), wide)
+        state.update({name: x.astype(self.moment_dtype) for name, x in wide.items()})
+        return new.astype(parameter.dtype)  # type: ignore[no-any-return]
+
+    # ---- the step
+
+    def _takes_kernel(self) -> bool:
+        target = launch.settings().target
+        if self.fused is False or target == "reference":
+            return False
+        return type(self).apply_single is Fused.apply_single and (
+            target == "cpu" or self.fused is True
+        )
+
+    def _fits(self, leaf: Leaf) -> bool:
+        arrays = (leaf.gradient, leaf.parameter, *(leaf.state[name] for name in self._moments))
+        dtypes = {x.dtype for x in arrays}
+        return dtypes <= set(FLOATING) and (self.moment_dtype is not None or len(dtypes) == 1)
+
+    def _decays(self, leaf: Leaf) -> bool:
+        mask = self.weight_decay_mask
+        return mask is None or bool(mask(leaf.path, leaf.parameter))
+
+    def _plain(self, leaf: Leaf, clip: mx.array | None) -> mx.array:
+        self.statistics["plain"] += 1
+        gradient = leaf.gradient
+        if clip is not None:
+            gradient = (gradient * clip).astype(gradient.dtype)
+        with self._without_decay(not self._decays(leaf)):
+            return self.apply_single(gradient, leaf.parameter, leaf.state)
+
+    @contextmanager
+    def _without_decay(self, without: bool) -> Iterator[None]:
+        if not without:
+            yield
+            return
+        kept, self.weight_decay = self.weight_decay, 0.0
+        try:
+            yield
+        finally:
+            self.weight_decay = kept
+
+    def _launch(
+        self, leaves: Sequence[Leaf], members: Sequence[int], decays: bool, clip: mx.array | None
+    ) -> list[mx.array]:
+        arrays, constants = self._numbers(decays)
+        one = _constants((1.0,))[0] if clip is None else clip
+        dynamic = mx.stack([x.astype(mx.float32) for x in (one, *arrays)])
+        numbers = mx.concatenate([dynamic, _constants(constants)]) if constants else dynamic
+        sets = []
+        for i in members:
+            moments = [leaves[i].state[name] for name in self._moments]
+            if self.moment_dtype is not None:
+                moments = [x.astype(self.moment_dtype) for x in moments]
+            sets.append((leaves[i].parameter, leaves[i].gradient, *moments))
+        kernel = self._kernel()
+        before = kernel.statistics["launches"]
+        outputs = kernel(sets, numbers)
+        self.statistics["fused"] += len(members)
+        self.statistics["launches"] += kernel.statistics["launches"] - before
+        for i, (_, *moments) in zip(members, outputs, strict=True):
+            leaves[i].state.update(zip(self._moments, moments, strict=True))
+        return [new for new, *_ in outputs]
+
+    def _rate(self) -> mx.array:
+        rate = self.learning_rate
+        return rate if isinstance(rate, mx.array) else mx.array(rate, dtype=mx.float32)
+
+    # ---- the tree
+
+    def _leaves(self, path: str, gradients: Any, parameters: Any, state: Any) -> Iterator[Leaf]:
+        if isinstance(gradients, (dict, list, tuple)):
+            items = gradients.items() if isinstance(gradients, dict) else enumerate(gradients)
+            for key, gradient in items:
+                inner = f"{path}.{key}" if path else str(key)
+                yield from self._leaves(
+                    inner,
+                    gradient,
+                    self._child("parameters", parameters, key, inner),
+                    self._child("state", state, key, inner),
+                )
+            return
+        leaf = Leaf(path, gradients, parameters, state)
+        self._check(leaf)
+        yield leaf
+
+    def _child(self, argument: str, tree: Any, key: Any, path: str) -> Any:
+        try:
+            return tree[key]
+        except (KeyError, IndexError, TypeError):
+            what = "must hold every parameter that has a gradient"
+            if argument == "state":
+                what = "must hold every parameter that has a gradient (call init for new ones)"
+            raise ValueError(
+                f"[{type(self).__name__}] '{argument}' {what} but got none at {path}."
+            ) from None
+
+    def _check(self, leaf: Leaf) -> None:
+        name = type(self).__name__
+        for argument, x in (("gradients", leaf.gradient), ("parameters", leaf.parameter)):
+            if not isinstance(x, mx.array):
+                raise TypeError(
+                    f"[{name}] '{argument}' must be a tree of mx.array but got "
+                    f"{type(x).__name__} at {leaf.path}."
+                )
+        found = {"gradients": leaf.gradient}
+        if not isinstance(leaf.state, Mapping):
+            raise ValueError(
+                f"[{name}] 'state' must have the tree of the gradients but got "
+                f"{type(leaf.state).__name__} at {leaf.path}."
+            )
+        for moment in self._moments:
+            if moment not in leaf.state:
+                raise ValueError(
+                    f"[{name}] 'state' must hold {moment} but got "
+                    f"{sorted(leaf.state)} at {leaf.path}."
+                )
+            found[f"state {moment}"] = leaf.state[moment]
+        for what, x in found.items():
+            if x.shape != leaf.parameter.shape:
+                raise ValueError(
+                    f"[{name}] '{what}' must have shape {leaf.parameter.shape} at {leaf.path} "
+                    f"but got {x.shape}."
+                )

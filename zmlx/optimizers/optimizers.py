@@ -1,0 +1,183 @@
+"""AdamW, Adam, Lion and SGD."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import log
+
+import mlx.core as mx
+from mlx import optimizers
+
+from ..kernels import optimizer_steps as steps
+from ..packed import PackedKernel
+from .fused import Fused, Mask
+
+Rate = float | Callable[[mx.array], mx.array]
+Numbers = tuple[list[mx.array], tuple[float, ...]]
+
+_OPTIONS = """
+    Beyond MLX's:
+
+    Args:
+        moment_dtype: dtype of the moments, such as float32 for bfloat16 parameters; arithmetic is
+            in float32 and a parameter keeps its dtype. None: the parameter's dtype, as in MLX.
+        weight_decay_mask: of the path ("layers.0.norm.weight") and the parameter, whether it
+            decays. None: all do.
+        max_norm: bound of the joint norm of the gradients, which are scaled inside the step. An
+            optimizer in a `MultiOptimizer` sees its own parameters only.
+        fused: None takes kernels on the CPU and MLX's step on a GPU, where kernels do not work in
+            place; True takes kernels everywhere, False nowhere.
+
+    The state tree is MLX's, so that checkpoints of either go with the other. `statistics` says how
+    many parameters took the kernel; see `Fused` for which do. Learning rate, betas, eps and step
+    are inputs of the kernel: a schedule compiles nothing.
+"""
+
+
+class Adam(Fused, optimizers.Adam):
+    """`mlx.optimizers.Adam` with a fused step."""
+
+    __doc__ += _OPTIONS
+
+    weight_decay = 0.0
+
+    def __init__(
+        self,
+        learning_rate: Rate,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        bias_correction: bool = False,
+        *,
+        moment_dtype: mx.Dtype | None = None,
+        max_norm: float | None = None,
+        fused: bool | None = None,
+    ) -> None:
+        optimizers.Adam.__init__(self, learning_rate, list(steps.check_betas("Adam", betas)), eps,
+                                 bias_correction)  # fmt: skip
+        self._configure(fused, moment_dtype, None, max_norm)
+
+    @property
+    def _moments(self) -> tuple[str, ...]:
+        return ("m", "v")
+
+    def _kernel(self) -> PackedKernel:
+        return steps.ADAMW_TREE
+
+    def _numbers(self, decays: bool) -> Numbers:
+        b1, b2 = self.betas
+        rate = self._rate()
+        kept = 1 - rate * self.weight_decay if decays and self.weight_decay else mx.array(1.0)
+        step_size, root = rate, mx.array(1.0)
+        if self.bias_correction:
+            step_size, root = (
+                rate / _one_minus_power(b1, self.step),
+                mx.rsqrt(_one_minus_power(b2, self.step)),
+            )
+        return [step_size, kept, root], (b1, 1 - b1, b2, 1 - b2, self.eps)
+
+
+class AdamW(Adam, optimizers.AdamW):
+    """`mlx.optimizers.AdamW` with a fused step."""
+
+    __doc__ += _OPTIONS
+
+    def __init__(
+        self,
+        learning_rate: Rate,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        bias_correction: bool = False,
+        *,
+        moment_dtype: mx.Dtype | None = None,
+        weight_decay_mask: Mask | None = None,
+        max_norm: float | None = None,
+        fused: bool | None = None,
+    ) -> None:
+        optimizers.Adam.__init__(self, learning_rate, list(steps.check_betas("AdamW", betas)), eps,
+                                 bias_correction)  # fmt: skip
+        self.weight_decay = weight_decay
+        self._configure(fused, moment_dtype, weight_decay_mask, max_norm)
+
+
+class Lion(Fused, optimizers.Lion):
+    """`mlx.optimizers.Lion` with a fused step."""
+
+    __doc__ += _OPTIONS
+
+    def __init__(
+        self,
+        learning_rate: Rate,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        *,
+        moment_dtype: mx.Dtype | None = None,
+        weight_decay_mask: Mask | None = None,
+        max_norm: float | None = None,
+        fused: bool | None = None,
+    ) -> None:
+        optimizers.Lion.__init__(
+            self, learning_rate, list(steps.check_betas("Lion", betas)), weight_decay
+        )
+        self._configure(fused, moment_dtype, weight_decay_mask, max_norm)
+
+    @property
+    def _moments(self) -> tuple[str, ...]:
+        return ("m",)
+
+    def _kernel(self) -> PackedKernel:
+        return steps.LION_TREE
+
+    def _numbers(self, decays: bool) -> Numbers:
+        b1, b2 = self.betas
+        rate = self._rate()
+        # MLX leaves a negative decay out.
+        kept = 1 - rate * self.weight_decay if decays and self.weight_decay > 0 else mx.array(1.0)
+        return [rate, kept], (b1, 1 - b1, b2, 1 - b2)
+
+
+class SGD(Fused, optimizers.SGD):
+    """`mlx.optimizers.SGD` with a fused step. Its weight decay is an L2 penalty: a part of the
+    gradient."""
+
+    __doc__ += _OPTIONS
+
+    def __init__(
+        self,
+        learning_rate: Rate,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        dampening: float = 0.0,
+        nesterov: bool = False,
+        *,
+        moment_dtype: mx.Dtype | None = None,
+        weight_decay_mask: Mask | None = None,
+        max_norm: float | None = None,
+        fused: bool | None = None,
+    ) -> None:
+        optimizers.SGD.__init__(self, learning_rate, momentum, weight_decay, dampening, nesterov)
+        self._configure(fused, moment_dtype, weight_decay_mask, max_norm)
+
+    @property
+    def _moments(self) -> tuple[str, ...]:
+        return ("v",) if self.momentum > 0 else ()
+
+    def _kernel(self) -> PackedKernel:
+        if self.momentum <= 0:
+            return steps.SGD_WITHOUT_MOMENTUM_TREE
+        return steps.SGD_NESTEROV_TREE if self.nesterov else steps.SGD_TREE
+
+    def _numbers(self, decays: bool) -> Numbers:
+        decay = self.weight_decay if decays else 0.0
+        if self.momentum <= 0:
+            return [self._rate()], (decay,)
+        # MLX leaves a negative dampening out.
+        rest = 1 - max(self.dampening, 0.0)
+        return [self._rate()], (decay, self.momentum, rest)
+
+
+def _one_minus_power(base: float, step: mx.array) -> mx.array:
+    """1 - baseⁿ without the cancellation of small n."""
+    if base == 0.0:
+        return mx.array(1.0)
+    return -mx.expm1(step.astype(mx.float32) * log(base))
