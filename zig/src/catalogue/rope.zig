@@ -1,4 +1,4 @@
-//! Rotary position embedding, from the body that Python exports: what `zmlx/kernels/rope.py` plans.
+//! Rotary position embedding, from the body that Python exports: what `zmlx/kernels/rope_turn.py` plans.
 
 const std = @import("std");
 const arguments = @import("../arguments.zig");
@@ -59,6 +59,12 @@ fn ceil(a: u32, b: u32) u32 {
     return (a + b - 1) / b;
 }
 
+/// Heads that use what was read of the table at once, more where their rows are short.
+fn together(cpu: bool, heads: u32, dtype: Dtype) i32 {
+    if (cpu and dtype.size() == 2 and heads % 4 == 0) return 4;
+    return if (heads % 2 == 0) 2 else 1;
+}
+
 fn turn(context: *Context, x: Array, options: Options, direction: f32) Error!Array {
     const shape = x.shape();
     const heads_last = options.layout == .BLHD;
@@ -81,8 +87,13 @@ fn turn(context: *Context, x: Array, options: Options, direction: f32) Error!Arr
     }
     const cpu = context.kind == .cpu;
     const lanes: u32 = if (cpu) 1 else @min(32, std.math.ceilPowerOfTwoAssert(u32, half));
-    const block: u32 = if (!cpu or heads_last) 1 else @max(1, @min(16, 1024 / half));
-    const blocks = ceil(batches * steps, block);
+    // Positions that a thread has room for, and that it handles: rows of a head follow each other
+    // for long.
+    const places = batches * steps;
+    const least: u32 = if (!cpu or heads_last) 1 else @max(1, @min(16, 1024 / half));
+    const block: u32 = if (least == 1) 1 else @max(1, @min(128, 8192 / half));
+    const run = @min(block, @max(least, ceil(places, 16)));
+    const blocks = ceil(places, run);
     // As few threads as fill a GPU: a thread that has more heads computes fewer cosines.
     const share = if (cpu) heads else 4;
     const group = if (cpu) 1 else @min(256 / lanes, @max(blocks, 1));
@@ -102,7 +113,7 @@ fn turn(context: *Context, x: Array, options: Options, direction: f32) Error!Arr
     held[3] = try Array.scalar(f32, direction);
     count = 4;
     held[4] = try Array.fromSlice(u32, &.{
-        batches * steps,
+        places,
         steps,
         0,
         per_batch,
@@ -112,7 +123,8 @@ fn turn(context: *Context, x: Array, options: Options, direction: f32) Error!Arr
         if (heads_last) heads else 1,
         if (heads_last) 1 else steps,
         share,
-    }, &.{10});
+        run,
+    }, &.{11});
     count = 5;
 
     const kernel = try context.body(&table.catalogue.rope);
@@ -121,7 +133,7 @@ fn turn(context: *Context, x: Array, options: Options, direction: f32) Error!Arr
         .template = &.{
             .{ .name = "T", .value = .{ .dtype = x.dtype() } },
             .{ .name = "D", .value = .{ .int = @intCast(d) } },
-            .{ .name = "TOGETHER", .value = .{ .int = if (heads % 2 == 0) 2 else 1 } },
+            .{ .name = "TOGETHER", .value = .{ .int = together(cpu, heads, x.dtype()) } },
             .{ .name = "HALF", .value = .{ .int = @intCast(half) } },
             .{ .name = "PAIRS", .value = .{ .int = @intCast(ceil(half, lanes)) } },
             .{ .name = "LANES", .value = .{ .int = @intCast(lanes) } },
