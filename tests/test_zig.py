@@ -147,6 +147,7 @@ def test_cross_entropy_is_python_s_bit_for_bit(values, dtype, reduction, ignore_
     "shape, options",
     [
         ((2, 3, 7, 16), {}),
+        ((2, 4, 200, 16), {}),
         ((1, 5, 32), {"traditional": True, "offset": 1000}),
         ((2, 5, 4, 64), {"layout": "BLHD", "dims": 32, "base": 500.0}),
         ((3, 2, 2, 9, 8), {"scale": 0.5, "offset": -3, "dims": 6}),

@@ -363,19 +363,31 @@ def test_geometries_are_the_same(generator, kind, rows, d, capped, least):
     kind=st.sampled_from(["gpu", "cpu"]),
     columns=FLAG,
     scans=FLAG,
+    reverse=FLAG,
+    states=st.integers(1, 3),
     shape=st.tuples(st.integers(0, 300), st.integers(0, 2**17), st.integers(0, 300)),
 )
-def test_geometries_of_folds_and_scans_are_the_same(generator, kind, columns, scans, shape):
+def test_geometries_of_folds_and_scans_are_the_same(
+    generator, kind, columns, scans, reverse, states, shape
+):
     shape = shape if columns else shape[:2]
     with launch.geometry(kind):
         chosen = launch.settings()
         parts, chunk = (launch.scan_parts if scans else launch.fold_parts)(shape, columns)
         if columns:
-            g = launch.fold_columns(chosen, shape[0] * parts, shape[2], scans=scans)
+            g = launch.fold_columns(chosen, shape[0] * parts, shape[2], states=states, scans=scans)
+        elif scans:
+            g = launch.scan_rows(chosen, shape[0] * parts, chunk, reverse=reverse)
         else:
-            rows = launch.scan_rows if scans else launch.fold_rows
-            g = rows(chosen, shape[0] * parts, chunk)
-    request = {"kind": kind, "columns": columns, "scans": scans, "shape": shape}
+            g = launch.fold_rows(chosen, shape[0] * parts, chunk)
+    request = {
+        "kind": kind,
+        "columns": columns,
+        "scans": scans,
+        "reverse": reverse,
+        "states": states,
+        "shape": shape,
+    }
     assert generator.ask([{"geometry": {"axis": request}}]) == [
         {
             "template": [{"name": n, "value": v} for n, v in g.template],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from itertools import combinations
 from typing import Any
 from unittest import mock
@@ -14,10 +13,9 @@ from zmlx import autograd, launch, metal, registry
 from zmlx.arguments import dimensions, dtype_name
 from zmlx.kernels import loss_reductions
 from zmlx.kernels.rope_kernels import EACH, START, STEPS, Rotation
+from zmlx.kernels.rope_turn import turn
 from zmlx.pattern import PatternKernel
 from zmlx.transforms import custom_function
-
-rope = import_module("zmlx.kernels.rope_turn")
 
 #: What Zig has functions for, and the optional arguments that they take.
 OPS = {
@@ -112,7 +110,7 @@ def rope_spec() -> metal.KernelSpec:
         Rotation(8, False, True, EACH, True),
         Rotation(2, False, False, STEPS, False),
     ]
-    first, *others = {rope.turn(r, forward).spec for r in rotations for forward in (True, False)}
+    first, *others = {turn(r, forward).spec for r in rotations for forward in (True, False)}
     assert not others
     return first
 

@@ -20,7 +20,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 from catalogue_kernels import OPS, arguments, dtype_rule, kernels, rope_spec  # noqa: E402
 
 from zmlx import codegen, launch, msl, native  # noqa: E402
-from zmlx.codegen import fold, monoids  # noqa: E402
+from zmlx.codegen import elementwise, fold, monoids, scan  # noqa: E402
 from zmlx.codegen import pattern as patterns  # noqa: E402
 
 HEAD = """\
@@ -32,7 +32,7 @@ HEAD = """\
 LAUNCH = (
     "LONGEST_KEPT_ROW", "_GPU_GROUP", "_GPU_VECTOR", "_CPU_ELEMENTS", "_CPU_ACCUMULATORS",
     "_CPU_COLUMNS", "_COLUMN_CHUNKS", "_FOLD_ACCUMULATORS", "_FOLD_COLUMNS", "_FOLD_PARTS",
-    "_SCAN_COLUMNS", "_SCAN_PARTS", "_SCAN_BLOCK", "_LEAST_PART", "_PARTS",
+    "_SCAN_COLUMNS", "_SCAN_PARTS", "_SCAN_BLOCKS", "_LEAST_PART", "_PARTS",
 )  # fmt: skip
 
 
@@ -85,7 +85,9 @@ def tables() -> dict[str, Any]:
         "ranges": [
             {"type": t, "lowest": low, "highest": high} for t, (low, high) in monoids.RANGES.items()
         ],
+        "draw_block": elementwise._BLOCK,
         "fold_block": fold._BLOCK,
+        "scan_run": scan._RUN,
         "reserved": sorted(patterns.RESERVED),
         "suffixes": list(patterns.SUFFIXES),
         "launch": {n.strip("_").lower(): getattr(launch, n) for n in LAUNCH},

@@ -35,8 +35,10 @@ _FOLD_COLUMNS = 4096
 _FOLD_PARTS = 1 << 16
 _SCAN_COLUMNS = 1024
 _SCAN_PARTS = 2048
-_SCAN_BLOCK = 16
+_SCAN_BLOCKS = (128, 64, 32, 16)
 _LEAST_PART = 16384
+_TOPK_KEPT = (64, 512)
+_TOPK_TILES = (16384, 262144)
 _PARTS = 256
 _CPU_PACKED = 8192
 _CPU_PACKED_STEP = 64
@@ -262,19 +264,27 @@ def fold_rows(chosen: Settings, items: int, d: int) -> Geometry:
     return rowwise(chosen, items, d, capped=False)
 
 
-def scan_rows(chosen: Settings, items: int, d: int) -> Geometry:
-    """As `fold_rows`; on the CPU a block of elements that fills a wide register."""
+def scan_rows(chosen: Settings, items: int, d: int, *, reverse: bool = False) -> Geometry:
+    """As `fold_rows`; on the CPU the longest block of elements that is not mostly past the end. A
+    reversed block is a single run: g++ does not vectorise several."""
     if is_cpu(chosen):
-        c = pick(chosen, TPR=1, RPG=1, U=_SCAN_BLOCK)
+        shortest = _SCAN_BLOCKS[-1]
+        fitting = (u for u in _SCAN_BLOCKS if 8 * (-d % u) <= d)
+        u = shortest if reverse else next(fitting, shortest)
+        c = pick(chosen, TPR=1, RPG=1, U=u)
         x, y = _groups(-(-items // c["RPG"]))
         threads = c["TPR"] * c["RPG"]
         return Geometry(tuple(c.items()), (x * threads, y, 1), (threads, 1, 1))
     return rowwise(chosen, items, d, capped=False)
 
 
-def fold_columns(chosen: Settings, items: int, d: int, *, scans: bool = False) -> Geometry:
-    """G threads per group, each for N of d columns of one of `items` parts."""
-    n = min(_SCAN_COLUMNS if scans else _FOLD_COLUMNS, _power_of_two(d)) if is_cpu(chosen) else 1
+def fold_columns(
+    chosen: Settings, items: int, d: int, *, states: int = 1, scans: bool = False
+) -> Geometry:
+    """G threads per group, each for N of d columns of one of `items` parts. With several states a
+    column, fewer columns, whose states share the nearest cache with the row that is read."""
+    most = _SCAN_COLUMNS if scans else _FOLD_COLUMNS if states == 1 else _FOLD_COLUMNS // 2
+    n = min(most, _power_of_two(d)) if is_cpu(chosen) else 1
     c = pick(chosen, N=n)
     threads = -(-d // c["N"])
     g = 1 if is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
@@ -282,12 +292,18 @@ def fold_columns(chosen: Settings, items: int, d: int, *, scans: bool = False) -
     return Geometry((("N", c["N"]), ("G", g)), (x * g, y, 1), (g, 1, 1))
 
 
-def topk(chosen: Settings, k: int) -> tuple[int, int, int]:
-    """(elements per tile, results per thread of a merge, threads per group) of a top-k. Keeping
-    many in order pays only in short tiles, which take few moves."""
-    if is_cpu(chosen):
-        return (16384 if k <= 64 else 64), 4096, 1
-    return 64, 8, _GPU_GROUP
+def topk(chosen: Settings, k: int, rows: int, d: int) -> tuple[int, int, int]:
+    """(elements per tile, results per thread of a merge, threads per group) of a top-k of rows of d
+    elements. A thread of a CPU keeps k of a long tile in order, which it moves ever less often, as
+    long as there are some tiles for every thread; where k is large for that, short tiles."""
+    if not is_cpu(chosen):
+        return 64, 8, _GPU_GROUP
+    if k > _TOPK_KEPT[0] and (k > _TOPK_KEPT[1] or k * k > 16 * d):
+        return 64, 4096, 1
+    tile, most = _TOPK_TILES
+    while tile < min(d, most) and rows * -(-d // (2 * tile)) >= 8:
+        tile *= 2
+    return tile, 4096, 1
 
 
 def packed(chosen: Settings, sizes: Sequence[int]) -> tuple[Geometry, tuple[int, ...]]:

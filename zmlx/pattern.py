@@ -256,9 +256,14 @@ class PatternKernel:
             parts, chunk = 1, shape[-2 if pattern.columns else -1]
         items = shape[0] * parts
         if pattern.columns:
-            geometry = launch.fold_columns(settings, items, shape[2], scans=scans)
+            states = len(pattern.monoid.states)
+            geometry = launch.fold_columns(settings, items, shape[2], states=states, scans=scans)
         else:
-            geometry = (launch.scan_rows if scans else launch.fold_rows)(settings, items, chunk)
+            geometry = (
+                launch.scan_rows(settings, items, chunk, reverse=pattern.reverse)
+                if isinstance(pattern, Scan)
+                else launch.fold_rows(settings, items, chunk)
+            )
         output = shape if scans else (shape[0], *((parts,) if pattern.cut else ()), *shape[2:])
         constants = tuple(_constant(n, mx.uint32) for n in (*shape, parts, chunk))
         return geometry, (output,) * len(self.dtypes), constants

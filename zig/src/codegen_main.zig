@@ -54,7 +54,14 @@ const Geometry = union(enum) {
     rowwise_chunks: struct { kind: launch.Kind, rows: u32, d: u32, least: u32 },
     columnwise: struct { kind: launch.Kind, rows: u32, d: u32 },
     /// Of the parts of an axis, which are the items.
-    axis: struct { kind: launch.Kind, columns: bool, scans: bool, shape: []const i32 },
+    axis: struct {
+        kind: launch.Kind,
+        columns: bool,
+        scans: bool,
+        reverse: bool,
+        states: u32,
+        shape: []const i32,
+    },
 
     fn find(geometry: Geometry) launch.Geometry {
         return switch (geometry) {
@@ -73,8 +80,13 @@ const Geometry = union(enum) {
                     g.shape,
                 );
                 const items = @as(u32, @intCast(g.shape[0])) * parts.count;
-                if (!g.columns) return launch.axisRows(g.kind, g.scans, items, parts.rows);
-                return launch.axisColumns(g.kind, g.scans, items, @intCast(g.shape[2]));
+                const walk: launch.Walk = .{
+                    .scans = g.scans,
+                    .reverse = g.reverse,
+                    .states = g.states,
+                };
+                if (!g.columns) return launch.axisRows(g.kind, walk, items, parts.rows);
+                return launch.axisColumns(g.kind, walk, items, @intCast(g.shape[2]));
             },
         };
     }

@@ -134,12 +134,18 @@ pub fn axisParts(axis: Axis, shape: []const i32) Chunks {
     return .{ .count = @intCast(@max(1, ceilDiv(rows, chunk))), .rows = @intCast(chunk) };
 }
 
+/// What goes along an axis: a fold of so many `states` a column, or a scan.
+pub const Walk = struct { scans: bool, reverse: bool = false, states: usize = 1 };
+
 /// TPR·RPG threads for RPG of `items` rows, or parts of rows, of d elements. On the CPU a scan has
-/// a block of elements that fills a wide register.
-pub fn axisRows(kind: Kind, scans: bool, items: u32, d: u32) Geometry {
+/// the longest block of elements that is not mostly past the end, and a reversed one the shortest.
+pub fn axisRows(kind: Kind, walk: Walk, items: u32, d: u32) Geometry {
     if (kind == .gpu) return rowwise(kind, items, d, false, 1);
     const most: u64 = constants.fold_accumulators;
-    const u = if (scans) constants.scan_block else @min(most, powerOfTwo((@as(u64, d) + 2) / 2));
+    const u = if (walk.scans)
+        scanBlock(walk.reverse, d)
+    else
+        @min(most, powerOfTwo((@as(u64, d) + 2) / 2));
     const x = @min(items, 1 << 20);
     const y = if (x > 0) ceilDiv(items, x) else 0;
     var g: Geometry = .{ .grid = .{ x, @intCast(y), 1 }, .threadgroup = .{ 1, 1, 1 } };
@@ -149,9 +155,19 @@ pub fn axisRows(kind: Kind, scans: bool, items: u32, d: u32) Geometry {
     return g;
 }
 
-/// G threads per group, each for N of d columns of one of `items` parts.
-pub fn axisColumns(kind: Kind, scans: bool, items: u32, d: u32) Geometry {
-    const most: u64 = if (scans) constants.scan_columns else constants.fold_columns;
+fn scanBlock(reverse: bool, d: u64) u64 {
+    const blocks = constants.scan_blocks;
+    if (!reverse) for (blocks) |u| if (8 * (ceilDiv(d, u) * u - d) <= d) return u;
+    return blocks[blocks.len - 1];
+}
+
+/// G threads per group, each for N of d columns of one of `items` parts; fewer columns where a fold
+/// has several states a column.
+pub fn axisColumns(kind: Kind, walk: Walk, items: u32, d: u32) Geometry {
+    const most: u64 = if (walk.scans)
+        constants.scan_columns
+    else
+        constants.fold_columns / @as(u64, if (walk.states == 1) 1 else 2);
     const n: u64 = if (kind == .cpu) @min(most, powerOfTwo(d)) else 1;
     const threads = ceilDiv(d, n);
     const most_threads = if (kind == .cpu) 1 else constants.gpu_group;

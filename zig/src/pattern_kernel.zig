@@ -187,10 +187,15 @@ pub const Context = struct {
                     if (a.columns) try sizes.append(arena, shape[2]);
                     folded = sizes.items;
                 }
+                const walk: geometry.Walk = .{
+                    .scans = scans,
+                    .reverse = @hasField(@TypeOf(a), "reverse") and a.reverse,
+                    .states = a.monoid().states.len,
+                };
                 break :g if (a.columns)
-                    geometry.axisColumns(context.kind, scans, items, @intCast(shape[2]))
+                    geometry.axisColumns(context.kind, walk, items, @intCast(shape[2]))
                 else
-                    geometry.axisRows(context.kind, scans, items, parts.rows);
+                    geometry.axisRows(context.kind, walk, items, parts.rows);
             },
             .rowwise, .columnwise => {
                 launch_inputs.appendAssumeCapacity(try context.constant(rows));

@@ -32,8 +32,12 @@ pub const Tables = struct {
     reductions: []const Reduction,
     monoids: []const Monoid,
     ranges: []const Range,
+    /// Elements that an elementwise body draws before they are used.
+    draw_block: u32,
     /// Steps that a fold sums before their sum is added to the total.
     fold_block: u32,
+    /// Neighbours that a thread of a scan takes one after another.
+    scan_run: u32,
     /// Names that bodies use themselves, and suffixes that they add to the names of a pattern.
     reserved: []const []const u8,
     suffixes: []const []const u8,
@@ -53,7 +57,7 @@ pub const Launch = struct {
     fold_parts: u32,
     scan_columns: u32,
     scan_parts: u32,
-    scan_block: u32,
+    scan_blocks: []const u32,
     least_part: u32,
     parts: u32,
 };

@@ -53,6 +53,7 @@ _BOTH = ("float32", "bfloat16")
 _LARGE = "4096x4096"
 _PREFILL = "1x32x2048x128"
 _ROWWISE = ("activations", "gated", "norms", "softmax")
+_REDUCTIONS = ("sum", "mean", "max", "min", "var", "std", "argmax", "argmin")
 
 BARS = (
     Bar(("rms_norm", "swiglu", "softmax"), "2048x4096", ("float32",), ("forward",), 3.0,
@@ -67,6 +68,10 @@ BARS = (
     Bar(("dropout",), _LARGE, _BOTH, ("forward", "backward"), 0.80),
     Bar(("dropout",), _LARGE, _BOTH, ("forward", "backward"), NOT_SLOWER, (TORCH_COMPILED,)),
     Bar(("dropout",), _LARGE, _BOTH, ("forward", "backward"), NOT_SLOWER, (COMPILED,)),
+    Bar(_REDUCTIONS, _LARGE, _BOTH, ("forward",), 0.80),
+    Bar(("scans",), _LARGE, _BOTH, ("forward",), 0.60),
+    Bar((*_REDUCTIONS, "scans"), _LARGE, _BOTH, ("forward",), NOT_SLOWER, (TORCH_COMPILED,)),
+    Bar((*_REDUCTIONS, "scans"), _LARGE, _BOTH, ("forward",), NOT_SLOWER, (COMPILED,)),
     Bar(("cross_entropy",), "512x32000", _BOTH, ("forward", "backward"), 0.70),
     Bar(("cross_entropy",), "512x32000", _BOTH, ("forward", "backward"), NOT_SLOWER,
         (TORCH_COMPILED,)),

@@ -9,6 +9,9 @@ from .pattern import Pattern
 from .random import add_block, add_keys, draw, drawn, header
 from .text import Body, array, needed_names, unique
 
+#: Elements that are drawn before they are used.
+_BLOCK = 128
+
 
 @dataclass(frozen=True)
 class Elementwise(Pattern):
@@ -46,14 +49,21 @@ class Elementwise(Pattern):
         add_keys(body, self.inputs)
         body.add("const size_t start_ = size_t(thread_position_in_grid.x) * N;")
         body.open("if (start_ + N <= size_t(size))")
-        for x in drawn(self.inputs):
-            add_block(body, x, "N", f"{x.index} + start_ / 4")
-        body.open("for (uint k_ = 0; k_ < N; ++k_)")
-        body.add("const size_t i_ = start_ + k_;")
-        for x in drawn(self.inputs):
+        random = drawn(self.inputs)
+        if random:
+            # Few at a time, so that memory is read and written while numbers are drawn.
+            body.add(f"const uint block_ = N % {_BLOCK} == 0 ? {_BLOCK} : N;")
+            body.open("for (uint b_ = 0; b_ < N; b_ += block_)")
+            for x in random:
+                add_block(body, x, "block_", f"{x.index} + (start_ + b_) / 4")
+        body.open(f"for (uint k_ = 0; k_ < {'block_' if random else 'N'}; ++k_)")
+        body.add(f"const size_t i_ = start_ + {'b_ + ' if random else ''}k_;")
+        for x in random:
             body.add(f"const float {x.name} = {x.name}_drawn[k_];")
         self._element(body, needed)
         body.close()
+        if random:
+            body.close()
         body.depth -= 1
         body.open("} else")
         body.open("for (size_t i_ = start_; i_ < size_t(size); ++i_)")

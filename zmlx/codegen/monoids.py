@@ -77,8 +77,9 @@ def _extreme(sign: str) -> dict[str, Monoid]:
     """Folds of the largest (">") or smallest ("<") element; NaN is beyond all, as in MLX. Where
     nothing is beyond the start, all elements equal it, and the first is at the front."""
     start = "lowest" if sign == ">" else "highest"
-    beyond = f"({{m2}} {sign} {{m}}) | ({{m2}} != {{m2}})"
-    first = f"({{m2}} {sign} {{m}}) | (({{m2}} != {{m2}}) & ({{m}} == {{m}}))"
+    sign_or_same = "<=" if sign == ">" else ">="
+    # Two comparisons: beyond, or NaN where none was.
+    beyond = f"(!({{m2}} {sign_or_same} {{m}})) & ({{m}} == {{m}})"
     same = "({m2} == {m}) | (({m2} != {m2}) & ({m} != {m}))"
     take = "{m} = away_ ? {m2} : {m};"
     return {
@@ -100,12 +101,12 @@ def _extreme(sign: str) -> dict[str, Monoid]:
             (start, "front"),
             ("v_", "uint(j)"),
             (
-                f"const bool away_ = ({first}) | (({same}) & ({{at2}} < {{at}}));",
+                f"const bool away_ = ({beyond}) | (({same}) & ({{at2}} < {{at}}));",
                 "{at} = away_ ? {at2} : {at};",
                 take,
             ),
             # In a walk from the front the first of equals is there already.
-            update=(f"const bool away_ = {first};", "{at} = away_ ? {at2} : {at};", take),
+            update=(f"const bool away_ = {beyond};", "{at} = away_ ? {at2} : {at};", take),
         ),
     }
 

@@ -15,15 +15,16 @@ RESERVED = frozenset(
         "D", "G", "N", "RPG", "STEPS", "TPR", "U", "batches", "chunk", "j", "parts", "row", "rows",
         "size",
         "D_", "away_", "b_", "base_", "blocks_", "both_", "column_", "d_", "e_", "end_", "first_",
-        "full_", "group_", "i_", "item_", "items_", "k_", "lane_", "last_", "later_", "live_",
-        "more_", "n_", "p_", "part_", "place_", "q_", "s_", "share_", "shift_", "slot_", "start_",
-        "step_",        "steps_", "stop_", "t_", "u_", "v_", "w_", "whole_", "width_", "words_",
+        "front_", "full_", "group_", "i_", "item_", "items_", "k_", "lane_", "last_", "later_",
+        "live_", "more_", "n_", "p_", "part_", "place_", "q_", "r_", "run_", "s_", "share_",
+        "shift_", "slot_", "start_", "step_", "steps_", "stop_", "t_", "u_", "v_", "w_", "whole_",
+        "width_", "words_",
     )
 )  # fmt: skip
 SUFFIXES = (
     "_after", "_before", "_block", "_carry", "_drawn", "_first", "_in", "_in_first", "_in_row",
     "_in_step", "_kept", "_kept_tail", "_key", "_left", "_most", "_next", "_out", "_out_row",
-    "_out_step", "_own", "_part", "_right", "_scratch", "_sum", "_sum_tail", "_t", "_total",
+    "_out_step", "_own", "_part", "_right", "_run", "_scratch", "_sum", "_sum_tail", "_t", "_total",
 )  # fmt: skip
 
 

@@ -10,6 +10,9 @@ from .parts import Operand, Output
 from .pattern import Pattern
 from .text import Body, unique
 
+#: Neighbours that a thread scans one after another.
+_RUN = 16
+
 
 @dataclass(frozen=True)
 class Scan(Pattern):
@@ -24,8 +27,8 @@ class Scan(Pattern):
     The scanned axis is cut into `parts` of `chunk` elements. With more than one, an input for each
     variable holds the states of the parts, as a `Fold` with `cut` makes them: two launches.
 
-    Launch: as that of `Fold`. A thread scans U neighbours of a row with U² operations that
-    vectorise, and the threads of a row scan their totals.
+    Launch: as that of `Fold`. A thread scans U neighbours of a row in short runs, and the threads
+    of a row scan their totals.
     """
 
     op: str
@@ -111,7 +114,7 @@ class Scan(Pattern):
     # ---- rows -----------------------------------------------------------------------------------
 
     def _rows(self, body: Body) -> None:
-        monoid, types = self.monoid, self._types
+        types = self._types
         for name, type_ in types.items():
             body.add(f"threadgroup {type_} {name}_scratch[(TPR + 31) / 32];")
         body.add("const uint lane_ = thread_position_in_threadgroup.x % TPR;")
@@ -149,60 +152,89 @@ class Scan(Pattern):
             body.add(f"auto {y.name}_out_step = {y.name}_out_row + i_;")
         for name, type_ in types.items():
             body.add(f"{type_} {name}_part[U], {name}_own[U];")
+        # In a loop of its own, which converts whole registers.
+        body.open("if (full_)")
         body.open("for (uint u_ = 0; u_ < U; ++u_)")
-        self._start(body, lambda n: f"{n}_part[u_]", declare=False)
+        lifted = self._load(body, "step[u_]")
+        for name in types:
+            body.add(f"{name}_own[u_] = {lifted[name]};")
+        body.close()
+        body.depth -= 1
+        body.open("} else")
+        body.open("for (uint u_ = 0; u_ < U; ++u_)")
         self._start(body, lambda n: f"{n}_own[u_]", declare=False)
         body.close()
-        body.open("if (full_)")
-        for loop in ("u_ < U", "u_ < U && i_ + u_ < stop_"):
-            body.open(f"for (uint u_ = 0; {loop}; ++u_)")
-            lifted = self._load(body, "step[u_]")
-            for name in types:
-                body.add(f"{name}_own[u_] = {lifted[name]};")
-            body.close()
-            if loop == "u_ < U":
-                body.depth -= 1
-                body.open("} else")
-        body.close()
-        # Element k goes into the states of all places after it.
-        later = "u_ < k_" if self.reverse else "u_ > k_"
-        if not self.exclusive:
-            later = "u_ <= k_" if self.reverse else "u_ >= k_"
-        order = "U - 1 - q_" if self.reverse else "q_"
-        body.open("for (uint q_ = 0; q_ < U; ++q_)")
-        body.add(f"const uint k_ = {order};")
-        body.open("for (uint u_ = 0; u_ < U; ++u_)")
-        body.add(f"const bool later_ = {later};")
-        for name, type_ in types.items():
-            body.add(f"{type_} {name} = {name}_part[u_];")
-        own = names_of(monoid, lambda n: n)
-        add_merge(body, monoid, own, names_of(monoid, lambda n: f"{n}_own[k_]"))
+        body.open("for (uint u_ = 0; u_ < U && i_ + u_ < stop_; ++u_)")
+        lifted = self._load(body, "step[u_]")
         for name in types:
-            body.add(f"{name}_part[u_] = later_ ? {name} : {name}_part[u_];")
+            body.add(f"{name}_own[u_] = {lifted[name]};")
         body.close()
         body.close()
+        self._runs(body)
         self._lanes(body)
+        self._join_runs(body)
         self._row_outputs(body)
         for name in types:
-            body.add(f"{name}_carry = {name}_after;")
+            body.add(f"{name}_carry = TPR > 1 ? {name}_after : {name}_before;")
+        body.close()
+
+    def _runs(self, body: Body) -> None:
+        """The elements of a thread: runs of neighbours, which do not wait for each other."""
+        monoid, types = self.monoid, self._types
+        # Signed, since an index that may wrap keeps the loops from vectorising.
+        body.add(f"const int run_ = U % {_RUN} == 0 ? {_RUN} : U;")
+        for name, type_ in types.items():
+            body.add(f"{type_} {name}_run[U % {_RUN} == 0 ? U / {_RUN} : 1];")
+        body.open("for (int r_ = 0; r_ < int(U) / run_; ++r_)")
+        self._start(body, lambda n: n)
+        body.open("for (int q_ = 0; q_ < run_; ++q_)")
+        body.add(f"const int k_ = r_ * run_ + {'run_ - 1 - q_' if self.reverse else 'q_'};")
+        stores = [f"{name}_part[k_] = {name};" for name in types]
+        if self.exclusive:
+            body.add(*stores)
+        own = names_of(monoid, lambda n: n)
+        add_merge(body, monoid, own, names_of(monoid, lambda n: f"{n}_own[k_]"))
+        if not self.exclusive:
+            body.add(*stores)
+        body.close()
+        for name in types:
+            body.add(f"{name}_run[r_] = {name};")
+        body.close()
+
+    def _join_runs(self, body: Body) -> None:
+        """Takes `before`, and then each run, into the elements that follow."""
+        monoid, types = self.monoid, self._types
+        before = names_of(monoid, lambda n: f"{n}_before")
+        body.open("for (int r_ = 0; r_ < int(U) / run_; ++r_)")
+        body.add(f"const int front_ = {'int(U) / run_ - 1 - r_' if self.reverse else 'r_'};")
+        body.open("for (int u_ = 0; u_ < run_; ++u_)")
+        for name, type_ in types.items():
+            body.add(f"{type_} {name} = {name}_before;")
+        part = names_of(monoid, lambda n: f"{n}_part[front_ * run_ + u_]")
+        add_merge(body, monoid, names_of(monoid, lambda n: n), part)
+        for name in types:
+            body.add(f"{part[name]} = {name};")
+        body.close()
+        add_merge(body, monoid, before, names_of(monoid, lambda n: f"{n}_run[front_]"))
         body.close()
 
     def _lanes(self, body: Body) -> None:
         """`before`: the state before this thread's elements; `after`: that after the step."""
         monoid, types = self.monoid, self._types
-        end = "0" if self.reverse else "U - 1"
-        for name, type_ in types.items():
-            body.add(f"{type_} {name}_total = {name}_part[{end}];")
         total = names_of(monoid, lambda n: f"{n}_total")
-        if self.exclusive:
-            add_merge(body, monoid, total, names_of(monoid, lambda n: f"{n}_own[{end}]"))
         for name, type_ in types.items():
             body.add(f"{type_} {name}_before = {name}_carry;")
             body.add(f"{type_} {name}_after = {name}_carry;")
         before = names_of(monoid, lambda n: f"{n}_before")
         after = names_of(monoid, lambda n: f"{n}_after")
-        add_merge(body, monoid, after, total)
         body.open("if (TPR > 1)")
+        end = "int(U) / run_ - 1" if self.reverse else "0"
+        for name, type_ in types.items():
+            body.add(f"{type_} {name}_total = {name}_run[{end}];")
+        body.open("for (int r_ = 1; r_ < int(U) / run_; ++r_)")
+        body.add(f"const int front_ = {'int(U) / run_ - 1 - r_' if self.reverse else 'r_'};")
+        add_merge(body, monoid, total, names_of(monoid, lambda n: f"{n}_run[front_]"))
+        body.close()
         # An inclusive scan of the totals over the lanes of a simdgroup that share a row.
         body.add("const uint place_ = lane_ % 32;")
         body.open("for (ushort step_ = 1; step_ < (TPR < 32 ? TPR : 32); step_ *= 2)")
@@ -253,9 +285,7 @@ class Scan(Pattern):
         for loop in ("u_ < U", "u_ < U && i_ + u_ < stop_"):
             body.open(f"for (uint u_ = 0; {loop}; ++u_)")
             for name, type_ in types.items():
-                body.add(f"{type_} {name} = {name}_before;")
-            own = names_of(self.monoid, lambda n: n)
-            add_merge(body, self.monoid, own, names_of(self.monoid, lambda n: f"{n}_part[u_]"))
+                body.add(f"const {type_} {name} = {name}_part[u_];")
             for name in self.others:
                 body.add(f"const {self.type} {name} = {self.type}({name}_in_step[u_]);")
             for y in self.outputs:

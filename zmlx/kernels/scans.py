@@ -11,8 +11,7 @@ cumsum of dy in the other direction. That of a cumprod is
     dx[k] = Π x[m] (m before k) · S[k],    S[k] = Σ dy[i] · Π x[m] (m after k, up to i)
 
 where S is a linear recurrence from the end. Nothing is divided by x, so that zeros are no
-exception, and the work is that of two scans: blocks of 16 elements take 16 operations for each, as
-the forward does.
+exception, and the work is that of two scans.
 """
 
 from __future__ import annotations

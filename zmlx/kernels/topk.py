@@ -3,11 +3,11 @@
     topk    x[i₁] ≥ x[i₂] ≥ … ≥ x[iₖ] and the indices; of equal elements the first comes first
 
 A row is cut into tiles. A thread walks over its tile and keeps the best k so far in order; a block
-of elements of which none beats the last one kept costs one comparison each. Then pairs of
-neighbouring runs are merged, and cut off at k, until one is left: a launch for each doubling, in
-which every thread finds by bisection where its stretch of the result begins (the merge path of
-Odeh, Green, Mwassi, Shmueli & Birk 2012). So no k and no row is too long, and equal elements stay
-in order, since the left run wins.
+of elements of which none beats the last one kept costs one comparison each, and a row that rises
+all the way costs k moves each. Then pairs of neighbouring runs are merged, and cut off at k, until
+one is left: a launch for each doubling, in which every thread finds by bisection where its stretch
+of the result begins (the merge path of Odeh, Green, Mwassi, Shmueli & Birk 2012). So no k and no
+row is too long, and equal elements stay in order, since the left run wins.
 
 Bytes: x is read once; runs of at most k elements are written and read once per doubling. The
 gradient writes dx once: dy at the indices, 0 elsewhere.
@@ -206,7 +206,7 @@ def _made(make: Any, traced: bool, shape: tuple[int, ...], dtype: mx.Dtype) -> A
 def _launches(x: mx.array, k: int, traced: bool) -> tuple[mx.array, mx.array]:
     """(rows, D) to (rows, k), twice."""
     rows, d = x.shape
-    tile, stretch, group = launch.topk(launch.settings(), k)
+    tile, stretch, group = launch.topk(launch.settings(), k, rows, d)
     compared = _COMPARED.get(x.dtype, mx.float32)
     types = [("T", x.dtype), ("E", compared)]
     runs, kept = -(-d // tile), min(k, tile)

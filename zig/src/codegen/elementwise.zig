@@ -3,6 +3,7 @@
 const std = @import("std");
 const parts = @import("parts.zig");
 const random = @import("random.zig");
+const tables = @import("../tables.zig").tables;
 const text = @import("text.zig");
 const Body = text.Body;
 const Error = text.Error;
@@ -42,16 +43,25 @@ pub const Elementwise = struct {
         try random.addKeys(&body, p.inputs);
         try body.add("const size_t start_ = size_t(thread_position_in_grid.x) * N;", .{});
         try body.open("if (start_ + N <= size_t(size))", .{});
-        for (p.inputs) |x| if (x.kind == .random) {
-            try random.addBlock(&body, x, "N", try body.fmt("{s} + start_ / 4", .{x.index}));
-        };
-        try body.open("for (uint k_ = 0; k_ < N; ++k_)", .{});
-        try body.add("const size_t i_ = start_ + k_;", .{});
+        const draws = random.anyDrawn(p.inputs);
+        if (draws) {
+            // Few at a time, so that memory is read and written while numbers are drawn.
+            const few = tables.draw_block;
+            try body.add("const uint block_ = N % {d} == 0 ? {d} : N;", .{ few, few });
+            try body.open("for (uint b_ = 0; b_ < N; b_ += block_)", .{});
+            for (p.inputs) |x| if (x.kind == .random) {
+                const first = try body.fmt("{s} + (start_ + b_) / 4", .{x.index});
+                try random.addBlock(&body, x, "block_", first);
+            };
+        }
+        try body.open("for (uint k_ = 0; k_ < {s}; ++k_)", .{if (draws) "block_" else "N"});
+        try body.add("const size_t i_ = start_ + {s}k_;", .{if (draws) "b_ + " else ""});
         for (p.inputs) |x| if (x.kind == .random) {
             try body.add("const float {s} = {s}_drawn[k_];", .{ x.name, x.name });
         };
         try p.element(&body, needed);
         try body.close();
+        if (draws) try body.close();
         try body.closeElse();
         try body.open("for (size_t i_ = start_; i_ < size_t(size); ++i_)", .{});
         for (p.inputs) |x| if (x.kind == .random) try random.addDraw(&body, x, x.index, "i_");

@@ -55,7 +55,7 @@ pub const Fold = struct {
         return "";
     }
 
-    fn monoid(p: Fold) Monoid {
+    pub fn monoid(p: Fold) Monoid {
         return monoids.find(p.op).?;
     }
 

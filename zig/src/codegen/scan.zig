@@ -4,6 +4,7 @@ const std = @import("std");
 const fold = @import("fold.zig");
 const monoids = @import("monoids.zig");
 const parts = @import("parts.zig");
+const tables = @import("../tables.zig").tables;
 const text = @import("text.zig");
 const Allocator = std.mem.Allocator;
 const Body = text.Body;
@@ -61,7 +62,7 @@ pub const Scan = struct {
         return "";
     }
 
-    fn monoid(p: Scan) Monoid {
+    pub fn monoid(p: Scan) Monoid {
         return monoids.find(p.op).?;
     }
 
@@ -182,25 +183,23 @@ const Writer = struct {
         // From a pointer, since a sum of indices that may wrap keeps the loops from vectorising.
         try w.pointers("step", "{s}_in_row", "{s}_out_row", "i_");
         try w.declareAll("{s} {s}_part[U], {s}_own[U];");
+        // In a loop of its own, which converts whole registers.
+        try body.open("if (full_)", .{});
+        try w.loadBlock(loops[0]);
+        try body.closeElse();
         try body.open("for (uint u_ = 0; u_ < U; ++u_)", .{});
-        try w.start("_part[u_]", false);
         try w.start("_own[u_]", false);
         try body.close();
-        try body.open("if (full_)", .{});
-        for (loops, 0..) |loop, i| {
-            if (i > 0) try body.closeElse();
-            try body.open("for (uint u_ = 0; {s}; ++u_)", .{loop});
-            const lifted = try w.load("step[u_]");
-            for (w.m.states, lifted) |s, value| {
-                try body.add("{s}_own[u_] = {s};", .{ s.name, value });
-            }
-            try body.close();
-        }
+        try w.loadBlock(loops[1]);
         try body.close();
-        try w.scanThread();
+        try w.runs();
         try w.lanes();
+        try w.joinRuns();
         try w.rowOutputs();
-        try w.addAll("{s}_carry = {s}_after;");
+        for (w.m.states) |s| {
+            const n = s.name;
+            try body.add("{s}_carry = TPR > 1 ? {s}_after : {s}_before;", .{ n, n, n });
+        }
         try body.close();
     }
 
@@ -221,45 +220,74 @@ const Writer = struct {
         for (w.p.outputs) |y| try w.body.add(out, .{ y.name, y.name });
     }
 
-    /// Element k goes into the states of all places after it.
-    fn scanThread(w: *Writer) Error!void {
+    /// The states of a thread's elements.
+    fn loadBlock(w: *Writer, loop: []const u8) Error!void {
+        try w.body.open("for (uint u_ = 0; {s}; ++u_)", .{loop});
+        const lifted = try w.load("step[u_]");
+        for (w.m.states, lifted) |s, value| try w.body.add("{s}_own[u_] = {s};", .{ s.name, value });
+        try w.body.close();
+    }
+
+    /// The elements of a thread: runs of neighbours, which do not wait for each other.
+    fn runs(w: *Writer) Error!void {
         const body = &w.body;
-        const later = if (w.p.reverse)
-            (if (w.p.exclusive) "u_ < k_" else "u_ <= k_")
-        else
-            (if (w.p.exclusive) "u_ > k_" else "u_ >= k_");
-        try body.open("for (uint q_ = 0; q_ < U; ++q_)", .{});
-        try body.add("const uint k_ = {s};", .{if (w.p.reverse) "U - 1 - q_" else "q_"});
-        try body.open("for (uint u_ = 0; u_ < U; ++u_)", .{});
-        try body.add("const bool later_ = {s};", .{later});
-        try w.declareAll("{s} {s} = {s}_part[u_];");
+        const run = tables.scan_run;
+        // Signed, since an index that may wrap keeps the loops from vectorising.
+        try body.add("const int run_ = U % {d} == 0 ? {d} : U;", .{ run, run });
+        for (w.m.states, 0..) |s, i| try body.add(
+            "{s} {s}_run[U % {d} == 0 ? U / {d} : 1];",
+            .{ w.typeOf(i), s.name, run, run },
+        );
+        try body.open("for (int r_ = 0; r_ < int(U) / run_; ++r_)", .{});
+        try w.start("", true);
+        try body.open("for (int q_ = 0; q_ < run_; ++q_)", .{});
+        const place = if (w.p.reverse) "run_ - 1 - q_" else "q_";
+        try body.add("const int k_ = r_ * run_ + {s};", .{place});
+        if (w.p.exclusive) try w.addAll("{s}_part[k_] = {s};");
         try w.merge(try w.spell(""), try w.spell("_own[k_]"));
-        for (w.m.states) |s| {
-            const n = s.name;
-            try body.add("{s}_part[u_] = later_ ? {s} : {s}_part[u_];", .{ n, n, n });
-        }
+        if (!w.p.exclusive) try w.addAll("{s}_part[k_] = {s};");
         try body.close();
+        try w.addAll("{s}_run[r_] = {s};");
+        try body.close();
+    }
+
+    /// Opens a loop over the runs of a thread but the `first` ones, in the order of the scan.
+    fn openRuns(w: *Writer, first: u32) Error!void {
+        try w.body.open("for (int r_ = {d}; r_ < int(U) / run_; ++r_)", .{first});
+        const front = if (w.p.reverse) "int(U) / run_ - 1 - r_" else "r_";
+        try w.body.add("const int front_ = {s};", .{front});
+    }
+
+    /// Takes `before`, and then each run, into the elements that follow.
+    fn joinRuns(w: *Writer) Error!void {
+        const body = &w.body;
+        try w.openRuns(0);
+        try body.open("for (int u_ = 0; u_ < run_; ++u_)", .{});
+        try w.declareAll("{s} {s} = {s}_before;");
+        try w.merge(try w.spell(""), try w.spell("_part[front_ * run_ + u_]"));
+        try w.addAll("{s}_part[front_ * run_ + u_] = {s};");
+        try body.close();
+        try w.merge(try w.spell("_before"), try w.spell("_run[front_]"));
         try body.close();
     }
 
     /// `before`: the state before this thread's elements; `after`: that after the step.
     fn lanes(w: *Writer) Error!void {
         const body = &w.body;
-        const end = if (w.p.reverse) "0" else "U - 1";
-        for (w.m.states, 0..) |s, i| {
-            try body.add("{s} {s}_total = {s}_part[{s}];", .{ w.typeOf(i), s.name, s.name, end });
-        }
-        const total = try w.spell("_total");
-        if (w.p.exclusive) {
-            try w.merge(total, try w.spell(try body.fmt("_own[{s}]", .{end})));
-        }
         for (w.m.states, 0..) |s, i| {
             try body.add("{s} {s}_before = {s}_carry;", .{ w.typeOf(i), s.name, s.name });
             try body.add("{s} {s}_after = {s}_carry;", .{ w.typeOf(i), s.name, s.name });
         }
+        const total = try w.spell("_total");
         const after = try w.spell("_after");
-        try w.merge(after, total);
         try body.open("if (TPR > 1)", .{});
+        const end = if (w.p.reverse) "int(U) / run_ - 1" else "0";
+        for (w.m.states, 0..) |s, i| {
+            try body.add("{s} {s}_total = {s}_run[{s}];", .{ w.typeOf(i), s.name, s.name, end });
+        }
+        try w.openRuns(1);
+        try w.merge(total, try w.spell("_run[front_]"));
+        try body.close();
         // An inclusive scan of the totals over the lanes of a simdgroup that share a row.
         try body.add("const uint place_ = lane_ % 32;", .{});
         try body.open("for (ushort step_ = 1; step_ < (TPR < 32 ? TPR : 32); step_ *= 2)", .{});
@@ -312,8 +340,7 @@ const Writer = struct {
                 try body.open("}} else if (live_)", .{});
             }
             try body.open("for (uint u_ = 0; {s}; ++u_)", .{loop});
-            try w.declareAll("{s} {s} = {s}_before;");
-            try w.merge(try w.spell(""), try w.spell("_part[u_]"));
+            try w.declareAll("const {s} {s} = {s}_part[u_];");
             for (w.p.others) |name| try w.loadOne(name, "step[u_]");
             for (w.p.outputs) |y| {
                 try body.add("{s}_out_step[u_] = {s}_t({s});", .{ y.name, y.name, y.expr });
