@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from .measure import ROUNDS
 from .result import Row
 from .summary import Summary
-from .variants import BUILT_IN, COMPILED, EAGER, TORCH_COMPILED
+from .variants import BUILT_IN, COMPILED, EAGER, TORCH, TORCH_COMPILED
 
 NOT_SLOWER = 0.95
 
@@ -52,6 +52,8 @@ class Bar:
 _BOTH = ("float32", "bfloat16")
 _LARGE = "4096x4096"
 _PREFILL = "1x32x2048x128"
+_ATTENTION = "scaled_dot_product_attention"
+_HEADS = "1x8x2048x64"
 _ROWWISE = ("activations", "gated", "norms", "softmax")
 _REDUCTIONS = ("sum", "mean", "max", "min", "var", "std", "argmax", "argmin")
 
@@ -79,6 +81,16 @@ BARS = (
     Bar(("rope",), _PREFILL, _BOTH, ("forward", "backward"), 0.80, but=("qk_norm_rope",)),
     Bar(("rope",), _PREFILL, _BOTH, ("forward", "backward"), NOT_SLOWER, (TORCH_COMPILED,)),
     Bar(("rope",), _PREFILL, _BOTH, ("forward", "backward"), NOT_SLOWER, (COMPILED,)),
+    Bar((_ATTENTION,), _HEADS, ("float32",), ("forward",), 0.5, (TORCH,)),
+    Bar((_ATTENTION,), _HEADS, ("float32",), ("both",), 1.0, (TORCH,)),
+    Bar((_ATTENTION,), _HEADS, ("float32",), ("forward", "both"), 5.0, (EAGER,)),
+    Bar(("decode_attention", "quantized_attention"), "1x32x1x128", _BOTH, ("forward",), 0.60),
+    Bar(("paged_attention",), "4x32x1x128", _BOTH, ("forward",), 0.60),
+    Bar(("topk_gating",), "16384x128", _BOTH, ("forward",), 0.60),
+    Bar(("moe_dispatch",), "2048x2048", _BOTH, ("forward",), 0.60),
+    Bar(("moe_combine",), "16384x2048", _BOTH, ("forward",), 0.60),
+    Bar(("adamw",), _LARGE, ("float32",), ("forward",), 0.80),
+    Bar(("adamw",), _LARGE, ("float32",), ("forward",), NOT_SLOWER, (COMPILED,)),
 )  # fmt: skip
 
 
