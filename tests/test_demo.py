@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
+from zmlx import kernels
 from zmlx.cli.demo import STEPS
 from zmlx.demo import report
 from zmlx.demo.data import Batches, corpus
@@ -78,11 +80,12 @@ def assert_trains_as_mlx(settings):
         ],
         axis=0,
     )
-    ours = np.abs(losses(settings, zmlx_operations()) - base)
+    # MLX's mean over a batch is itself off by some 1e-6 of the loss, so both take the same mean.
+    rows = partial(kernels.cross_entropy, reduction="none")
+    ours = replace(zmlx_operations(), cross_entropy=lambda *given: rows(*given).mean())
+    ours = np.abs(losses(settings, ours) - base)
     assert (ours[:10] <= 1e-5 * base[:10]).all()
-    # Besides, MLX's mean over a batch is itself off by some 1e-6 of the loss, in all runs but ours.
-    allowed = 3 * np.maximum.accumulate(spread) + 4e-6 * base
-    assert (ours[10:] <= allowed[10:]).all()
+    assert (ours[10:] <= 3 * np.maximum.accumulate(spread)[10:]).all()
     assert base[-1] < base[0] - 1
 
 
