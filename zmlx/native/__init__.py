@@ -35,6 +35,9 @@ OLDEST_MLX = (0, 32, 2)
 NEWEST_MLX = (0, 32, 4)
 
 FLAGS = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-w"]
+#: Sources compiled as one text, since most of the time of each would go into the headers that it
+#: shares with the others: those that need MLX's. What is named nowhere is a unit too, HOT aside.
+AGAINST_MLX = {"blas", "kernel", "metal_text", "pool", "primitive", "python", "python_record"}
 #: Loops over data. The rest is text and bookkeeping, which compiles a quarter faster at -O1 and
 #: launches no slower.
 HOT = {"copy", "runtime"}
@@ -172,14 +175,24 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
+def _units() -> list[tuple[str, str, list[Path]]]:
+    """Name, level of optimisation and sources of every unit, the longest first, so that none is
+    left to run alone."""
+    mlx, hot, rest = [], [], []
+    for source in _sources():
+        group = mlx if source.stem in AGAINST_MLX else hot if source.stem in HOT else rest
+        group.append(source)
+    return [("mlx", "-O1", mlx), ("rest", "-O1", rest), ("hot", "-O2", hot)]
+
+
 def _build(mlx: _MLX, compiler: str) -> bytes:
-    """The core's shared object: each source compiled, as many at once as there are CPUs."""
+    """The core's shared object: its units compiled, as many at once as there are CPUs."""
     with tempfile.TemporaryDirectory(prefix="zmlx-build-") as folder:
         commands = []
-        # The longest first, so that none is left to run alone.
-        for source in sorted(_sources(), key=lambda path: -path.stat().st_size):
-            level = "-O2" if source.stem in HOT else "-O1"
-            target = ["-c", str(source), "-o", f"{folder}/{source.stem}.o"]
+        for name, level, sources in _units():
+            unit = Path(folder, f"{name}.cc")
+            unit.write_text("".join(f'#include "{source}"\n' for source in sources))
+            target = ["-c", str(unit), "-o", f"{folder}/{name}.o"]
             commands.append([compiler, *FLAGS, level, f"-I{mlx.include}", *target])
         _run_all(commands, len(os.sched_getaffinity(0)))
         objects = [command[-1] for command in commands]

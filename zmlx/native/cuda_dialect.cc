@@ -107,7 +107,7 @@ Frame frame_of(const Signature& signature, bool memory) {
   return frame;
 }
 
-const char* const position =
+const char* const position_text =
     "  const zk_position zk_at = ZK_POSITION;\n"
     "  if (!zk_at.live) return;\n"
     "  const unsigned zk_nx = zk_at.n.x, zk_ny = zk_at.n.y, zk_nz = zk_at.n.z;\n"
@@ -120,7 +120,7 @@ const char* const position =
 
 std::string enter(const Signature& signature, const Frame& frame) {
   return "#line 1 \"zmlx\"\n" + frame.ranks + "METAL_FUNC void zk_enter(" + frame.plain +
-         " ZK_GRID_PARAMETERS) {\n" + position + frame.layouts + "  " + signature.call + "(" +
+         " ZK_GRID_PARAMETERS) {\n" + position_text + frame.layouts + "  " + signature.call + "(" +
          frame.call + ");\n}\n}  // namespace\n}  // namespace zk\n";
 }
 
@@ -147,14 +147,6 @@ std::string with_lines(const Printed& printed, const Place& place) {
     next = line > 0 ? line + 1 : -1;
   }
   return text;
-}
-
-std::set<std::string> identifiers(const std::string& text) {
-  std::set<std::string> names;
-  for (auto& token : tokenize(text)) {
-    if (token.kind == Token::word) names.insert(token.text);
-  }
-  return names;
 }
 
 }  // namespace

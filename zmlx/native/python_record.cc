@@ -38,7 +38,7 @@ namespace {
 
 // Python errors leave as C++ exceptions, since it is MLX that called us.
 template <typename Body>
-auto guarded(Body body) {
+auto rethrowing(Body body) {
   try {
     return body();
   } catch (const PythonError&) {
@@ -69,7 +69,7 @@ class PythonRecord final : public Record {
                              const std::vector<int>& argnums,
                              const std::vector<mx::array>& outputs) override {
     HoldPython hold;
-    return guarded([&] {
+    return rethrowing([&] {
       Ref answer(call("vjp", "(NNNN)", to_python(primals), to_python(cotangents),
                       to_python(argnums), to_python(outputs)));
       return arrays_of(answer.get(), "vjp");
@@ -80,7 +80,7 @@ class PythonRecord final : public Record {
                              const std::vector<mx::array>& tangents,
                              const std::vector<int>& argnums) override {
     HoldPython hold;
-    return guarded([&] {
+    return rethrowing([&] {
       Ref answer(call("jvp", "(NNN)", to_python(primals), to_python(tangents), to_python(argnums)));
       return arrays_of(answer.get(), "jvp");
     });
@@ -89,7 +89,7 @@ class PythonRecord final : public Record {
   std::pair<std::vector<mx::array>, std::vector<int>> vmap(
       const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
     HoldPython hold;
-    return guarded([&] {
+    return rethrowing([&] {
       Ref answer(call("vmap", "(NN)", to_python(inputs), to_python(axes)));
       Items pair(answer.get());
       if (pair.size() != 2) throw TypeError("[vmap] must return (outputs, axes).");

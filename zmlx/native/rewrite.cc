@@ -94,14 +94,6 @@ const Prelude& prelude_in(const std::string& directory, Dialect dialect) {
   return found->second;
 }
 
-std::set<std::string> identifiers(const std::string& text) {
-  std::set<std::string> names;
-  for (auto& token : tokenize(text)) {
-    if (token.kind == Token::word) names.insert(token.text);
-  }
-  return names;
-}
-
 // The sections that a text needs, in the order they ask for.
 class Selection {
  public:

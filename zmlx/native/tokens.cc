@@ -189,6 +189,14 @@ std::string Place::line(int metal_line) const {
   return "line " + std::to_string(metal_line) + " of the header";
 }
 
+std::set<std::string> identifiers(const std::string& text) {
+  std::set<std::string> names;
+  for (auto& token : tokenize(text)) {
+    if (token.kind == Token::word) names.insert(token.text);
+  }
+  return names;
+}
+
 void Place::refuse(int metal_line, const std::string& what) const {
   throw std::runtime_error("[kernel " + kernel + "] " + line(metal_line) + ": " + what);
 }

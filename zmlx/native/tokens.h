@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,6 +36,9 @@ using Tokens = std::vector<Token>;
 
 // Comments and line splices are gone; `>` is always a token of its own except in `>=`, `>>=`, `->`.
 Tokens tokenize(const std::string& text);
+
+// The words of a text, each once.
+std::set<std::string> identifiers(const std::string& text);
 
 struct Printed {
   std::string text;
