@@ -203,7 +203,9 @@ std::vector<std::string> compiler_flags(const Compiler& compiler, bool cooperati
 #if defined(__aarch64__)
       "-mcpu=native",
 #else
-      "-march=native",
+      // g++ prefers vectors of 256 bits on most processors that have AVX-512; the longer ones made
+      // bfloat16 rows from cache 1.2 to 1.4 times as fast and float32 rows no slower.
+      "-march=native", "-mprefer-vector-width=512",
 #endif
   };
   // Cooperative groups promise the association that a GPU has, down to the bit, and run no faster

@@ -40,9 +40,10 @@ constexpr METAL_FUNC float zk_float_of_bfloat(ushort b) { return as_type<float>(
 
 constexpr METAL_FUNC ushort zk_bfloat_of_float(float x) {
   uint bits = as_type<uint>(x);
-  uint rounded = bits + 0x7fff + (bits >> 16 & 1);
+  uint up = 0x7fff + (bits >> 16 & 1);
   // Rounding would carry a NaN into infinity or beyond: keep its upper bits and make it quiet.
-  return ushort((x != x ? bits | 0x00400000 : rounded) >> 16);
+  uint number = -uint(x == x);
+  return ushort((bits + (up & number) | 0x00400000 & ~number) >> 16);
 }
 
 // A device that has instructions for the conversions uses them at run time.
