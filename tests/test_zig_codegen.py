@@ -364,11 +364,12 @@ def test_geometries_are_the_same(generator, kind, rows, d, capped, least):
     columns=FLAG,
     scans=FLAG,
     reverse=FLAG,
+    narrow=FLAG,
     states=st.integers(1, 3),
     shape=st.tuples(st.integers(0, 300), st.integers(0, 2**17), st.integers(0, 300)),
 )
 def test_geometries_of_folds_and_scans_are_the_same(
-    generator, kind, columns, scans, reverse, states, shape
+    generator, kind, columns, scans, reverse, narrow, states, shape
 ):
     shape = shape if columns else shape[:2]
     with launch.geometry(kind):
@@ -377,7 +378,7 @@ def test_geometries_of_folds_and_scans_are_the_same(
         if columns:
             g = launch.fold_columns(chosen, shape[0] * parts, shape[2], states=states, scans=scans)
         elif scans:
-            g = launch.scan_rows(chosen, shape[0] * parts, chunk, reverse=reverse)
+            g = launch.scan_rows(chosen, shape[0] * parts, chunk, reverse=reverse, narrow=narrow)
         else:
             g = launch.fold_rows(chosen, shape[0] * parts, chunk)
     request = {
@@ -385,6 +386,7 @@ def test_geometries_of_folds_and_scans_are_the_same(
         "columns": columns,
         "scans": scans,
         "reverse": reverse,
+        "narrow": narrow,
         "states": states,
         "shape": shape,
     }

@@ -35,7 +35,7 @@ _FOLD_COLUMNS = 4096
 _FOLD_PARTS = 1 << 16
 _SCAN_COLUMNS = 1024
 _SCAN_PARTS = 2048
-_SCAN_BLOCKS = (128, 64, 32, 16)
+_SCAN_BLOCKS = (32, 16)
 _LEAST_PART = 16384
 _TOPK_KEPT = (64, 512)
 _TOPK_TILES = (16384, 262144)
@@ -264,13 +264,16 @@ def fold_rows(chosen: Settings, items: int, d: int) -> Geometry:
     return rowwise(chosen, items, d, capped=False)
 
 
-def scan_rows(chosen: Settings, items: int, d: int, *, reverse: bool = False) -> Geometry:
-    """As `fold_rows`; on the CPU the longest block of elements that is not mostly past the end. A
-    reversed block is a single run: g++ does not vectorise several."""
+def scan_rows(
+    chosen: Settings, items: int, d: int, *, reverse: bool = False, narrow: bool = False
+) -> Geometry:
+    """As `fold_rows`; on the CPU the longest block of elements that is not mostly past the end: a
+    block of two runs, which g++ keeps in registers. A reversed one is a single run, since g++ keeps
+    two in 512 bits only, except where elements are `narrow`, 16 bits: then one run fills none."""
     if is_cpu(chosen):
         shortest = _SCAN_BLOCKS[-1]
         fitting = (u for u in _SCAN_BLOCKS if 8 * (-d % u) <= d)
-        u = shortest if reverse else next(fitting, shortest)
+        u = shortest if reverse and not narrow else next(fitting, shortest)
         c = pick(chosen, TPR=1, RPG=1, U=u)
         x, y = _groups(-(-items // c["RPG"]))
         threads = c["TPR"] * c["RPG"]

@@ -260,7 +260,13 @@ class PatternKernel:
             geometry = launch.fold_columns(settings, items, shape[2], states=states, scans=scans)
         else:
             geometry = (
-                launch.scan_rows(settings, items, chunk, reverse=pattern.reverse)
+                launch.scan_rows(
+                    settings,
+                    items,
+                    chunk,
+                    reverse=pattern.reverse,
+                    narrow=inputs[0].dtype.size == 2,
+                )
                 if isinstance(pattern, Scan)
                 else launch.fold_rows(settings, items, chunk)
             )

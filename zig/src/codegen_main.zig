@@ -59,6 +59,7 @@ const Geometry = union(enum) {
         columns: bool,
         scans: bool,
         reverse: bool,
+        narrow: bool,
         states: u32,
         shape: []const i32,
     },
@@ -83,6 +84,7 @@ const Geometry = union(enum) {
                 const walk: launch.Walk = .{
                     .scans = g.scans,
                     .reverse = g.reverse,
+                    .narrow = g.narrow,
                     .states = g.states,
                 };
                 if (!g.columns) return launch.axisRows(g.kind, walk, items, parts.rows);

@@ -135,15 +135,22 @@ pub fn axisParts(axis: Axis, shape: []const i32) Chunks {
 }
 
 /// What goes along an axis: a fold of so many `states` a column, or a scan.
-pub const Walk = struct { scans: bool, reverse: bool = false, states: usize = 1 };
+pub const Walk = struct {
+    scans: bool,
+    reverse: bool = false,
+    /// Whether elements have 16 bits.
+    narrow: bool = false,
+    states: usize = 1,
+};
 
 /// TPR·RPG threads for RPG of `items` rows, or parts of rows, of d elements. On the CPU a scan has
-/// the longest block of elements that is not mostly past the end, and a reversed one the shortest.
+/// the longest block of elements that is not mostly past the end, and a reversed one the shortest
+/// unless elements are narrow.
 pub fn axisRows(kind: Kind, walk: Walk, items: u32, d: u32) Geometry {
     if (kind == .gpu) return rowwise(kind, items, d, false, 1);
     const most: u64 = constants.fold_accumulators;
     const u = if (walk.scans)
-        scanBlock(walk.reverse, d)
+        scanBlock(walk.reverse and !walk.narrow, d)
     else
         @min(most, powerOfTwo((@as(u64, d) + 2) / 2));
     const x = @min(items, 1 << 20);
@@ -155,9 +162,9 @@ pub fn axisRows(kind: Kind, walk: Walk, items: u32, d: u32) Geometry {
     return g;
 }
 
-fn scanBlock(reverse: bool, d: u64) u64 {
+fn scanBlock(shortest: bool, d: u64) u64 {
     const blocks = constants.scan_blocks;
-    if (!reverse) for (blocks) |u| if (8 * (ceilDiv(d, u) * u - d) <= d) return u;
+    if (!shortest) for (blocks) |u| if (8 * (ceilDiv(d, u) * u - d) <= d) return u;
     return blocks[blocks.len - 1];
 }
 

@@ -190,6 +190,7 @@ pub const Context = struct {
                 const walk: geometry.Walk = .{
                     .scans = scans,
                     .reverse = @hasField(@TypeOf(a), "reverse") and a.reverse,
+                    .narrow = inputs[p.like].dtype().size() == 2,
                     .states = a.monoid().states.len,
                 };
                 break :g if (a.columns)

@@ -17,11 +17,10 @@ float zmlx_lanes_sum(float value) {
     return value;
 }
 
-// Norms the row x and turns it. U sums a thread, in a fixed order, make a loop that vectorises.
-template <typename T, int D, int HALF, int PAIRS, int LANES, int U, bool TRADITIONAL,
-          typename X, typename W, typename Y>
-void zmlx_norm_turn(X x, W weight, Y y, const thread float* cosine, const thread float* sine,
-                    float eps, uint lane) {
+// 1 / sqrt(mean x^2 + eps) of the row x. U sums a thread, in a fixed order, make a loop that
+// vectorises.
+template <int D, int LANES, int U, typename X>
+float zmlx_row_rstd(X x, float eps, uint lane) {
     float parts[U] = {0};
     for (uint i = 0; i < D / (U * LANES); ++i) {
         for (uint u = 0; u < U; ++u) {
@@ -36,7 +35,14 @@ void zmlx_norm_turn(X x, W weight, Y y, const thread float* cosine, const thread
     for (uint u = 0; u < U; ++u) {
         squares += parts[u];
     }
-    const float rstd = rsqrt(zmlx_lanes_sum<LANES>(squares) / float(D) + eps);
+    return rsqrt(zmlx_lanes_sum<LANES>(squares) / float(D) + eps);
+}
+
+// Norms the row x by its rstd and turns it.
+template <typename T, int D, int HALF, int PAIRS, int LANES, bool TRADITIONAL,
+          typename X, typename W, typename Y>
+void zmlx_norm_turn(X x, W weight, Y y, const thread float* cosine, const thread float* sine,
+                    float rstd, uint lane) {
     for (uint i = 0; i < PAIRS; ++i) {
         const uint pair = i * LANES + lane;
         if (PAIRS * LANES == HALF || pair < HALF) {
@@ -145,15 +151,27 @@ _LOOP = (
     + TABLE
 )
 
-#: What is done with the rows of q; those of k follow with other names and sizes.
+#: What is done with the rows of q; those of k follow with other names and sizes. The sum of a row
+#: ends in a chain of additions, a root and a division. A few rows are summed before they turn, so
+#: that their chains overlap, and are still in the nearest cache then.
 _FORWARD_ROWS = """\
         for (uint head = 0; head < sizes[6]; ++head) {
-            for (uint b = 0; b < count; ++b) {
-                const size_t row = size_t(batch[b]) * sizes[7] + size_t(step[b]) * sizes[8]
-                    + size_t(head) * sizes[9];
-                zmlx_norm_turn<q_t, D, HALF, PAIRS, LANES, U, TRADITIONAL>(
-                    q + row * D, q_weight, q_out + row * D, cosines + b * PAIRS,
-                    sines + b * PAIRS, eps, lane);
+            for (uint start = 0; start < count; start += 8) {
+                const uint few = min(8u, count - start);
+                size_t rows[8];
+                float rstds[8];
+                for (uint i = 0; i < few; ++i) {
+                    const uint b = start + i;
+                    rows[i] = size_t(batch[b]) * sizes[7] + size_t(step[b]) * sizes[8]
+                        + size_t(head) * sizes[9];
+                    rstds[i] = zmlx_row_rstd<D, LANES, U>(q + rows[i] * D, eps, lane);
+                }
+                for (uint i = 0; i < few; ++i) {
+                    const uint place = (start + i) * PAIRS;
+                    zmlx_norm_turn<q_t, D, HALF, PAIRS, LANES, TRADITIONAL>(
+                        q + rows[i] * D, q_weight, q_out + rows[i] * D, cosines + place,
+                        sines + place, rstds[i], lane);
+                }
             }
         }
 """
