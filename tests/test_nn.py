@@ -345,6 +345,56 @@ def test_float64_and_integers_go_to_mlx():
         assert nn.relu(mx.array([-1, 2])).tolist() == [0, 2]
 
 
+TABLE = [
+    Measurement("swiglu", "cpu", "float32", 128, 1024, zmlx=1.0, mlx=2.0),
+    Measurement("swiglu", "cpu", "float32", 128, 1024, zmlx=3.0, mlx=1.0, mode="both"),
+]
+
+
+@pytest.mark.parametrize(
+    ("table", "training", "expected"),
+    [
+        (TABLE, False, "zmlx (2.00 times as fast at 128x1024)"),
+        (TABLE, True, "mlx (3.00 times as fast at 128x1024 with its gradient)"),
+        (TABLE[:1], True, "zmlx (2.00 times as fast at 128x1024)"),  # all that is known
+        (TABLE[1:], False, "mlx (not measured on cpu)"),  # a gradient says nothing of inference
+    ],
+)
+def test_training_goes_by_what_was_measured_with_the_gradient(table, training, expected):
+    chosen = decide("swiglu", "cpu", 128, 1024, "float32", table, training=training)
+    assert str(chosen) == expected
+
+
+def test_a_layer_runs_another_way_where_its_gradient_is_slower(tmp_path, monkeypatch):
+    monkeypatch.setattr(choice, "table_path", lambda: tmp_path / "measured.json")
+    made = []
+
+    def spied(*a, real=choice.choice, **k):
+        made.append(real(*a, **k))
+        return made[-1]
+
+    monkeypatch.setattr(choice, "choice", spied)
+    choice.forget()
+    try:
+        choice.write(TABLE)
+        x = mx.ones((128, 1024))
+        gated = nn.functional.gated["swiglu"]
+        gated(x, x)
+        mx.grad(lambda x: gated(x, x).sum())(x)
+        assert [one.runs for one in made] == ["zmlx", "mlx"]
+    finally:
+        choice.forget()
+
+
+def test_a_gradient_is_timed_with_the_forward():
+    from zmlx.cli import tune
+
+    alone, both = (tune.measure("gelu", "cpu", "float32", 256, 1024, mode) for mode in choice.MODES)
+    assert (alone.mode, both.mode) == ("forward", "both")
+    # MLX's two exponentials and their derivatives against one of them: far above the noise.
+    assert both.mlx > 1.2 * alone.mlx
+
+
 def test_tune_measures_what_layers_choose():
     code = "from zmlx.__main__ import main; import sys; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
@@ -354,7 +404,9 @@ def test_tune_measures_what_layers_choose():
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 5
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1 + 2 * 4  # four shapes, without and with the gradient
+    assert [line.split()[3] for line in lines[1:]] == ["forward", "both"] * 4
     assert "wrote" not in done.stdout
     wrong = subprocess.run(
         [sys.executable, "-c", code, "tune", "matmul"], capture_output=True, text=True, check=False

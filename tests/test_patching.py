@@ -11,6 +11,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from small_models import LEFT_OUT, build, names
 
 import zmlx
+from zmlx import patching
 from zmlx.patching.replace import plan_of
 
 FAMILIES = (
@@ -357,6 +358,41 @@ def test_smart_patch_keeps_what_is_faster_and_says_so():
     assert all(speed < 1 for _, speed in report.dropped)
     for kind, speed in report.kept + report.dropped:
         assert f"{kind}: {speed:.2f} times the speed" in str(report)
+
+
+def test_smart_patch_for_training_times_the_loss_with_its_gradients():
+    model = build("llama")
+    called = []
+
+    def loss(model, tokens):
+        called.append(bool(patching.plan_of(model.model.norm) or patching.head_of(model)))
+        return model(tokens).square().mean()
+
+    kinds = ["norm", "loss"]
+    report = zmlx.smart_patch(model, PROMPT, mode="training", rounds=1, loss=loss, only=kinds)
+    assert {kind for kind, _ in report.kept + report.dropped} == set(kinds)
+    # For each kind, patched and not: a call that compiles, one that warms up, one that counts.
+    assert (called.count(True), called.count(False)) == (6, 6)
+
+
+def test_smart_patch_for_training_takes_gradients_of_what_learns():
+    model = build("llama")
+    model.freeze()
+    with pytest.raises(ValueError, match=r"\[smart_patch\] 'model' must have trainable"):
+        zmlx.smart_patch(model, PROMPT, mode="training")
+    with pytest.raises(ValueError, match=r"\[smart_patch\] 'loss' must come with mode"):
+        zmlx.smart_patch(model, PROMPT, loss=zmlx.lm_loss)
+
+
+@pytest.mark.parametrize("name", ["llama", "mlp"])
+def test_smart_patch_for_training_knows_a_loss(name):
+    """That of the next token for a language model, whose head it can replace; else one that needs
+    every output."""
+    model = build(name) if name == "llama" else mnn.Sequential(mnn.Linear(8, 8), mnn.LayerNorm(8))
+    sample = PROMPT if name == "llama" else mx.ones((2, 8))
+    report = zmlx.smart_patch(model, sample, mode="training", rounds=1, only=["norm", "loss"])
+    measured = {kind for kind, _ in report.kept + report.dropped}
+    assert measured == ({"norm", "loss"} if name == "llama" else {"norm"})
 
 
 # ---- the head and the loss ----------------------------------------------------------------------

@@ -5,7 +5,8 @@ function of the op, the target, the shape, the dtype and a table of measurements
 
 - what the caller prefers (`zmlx.prefer`), where the kernel can run at all;
 - zmlx where MLX has no fused form of the op on that target, or where the kernel saves memory;
-- else whichever was measured faster at the nearest shape of that target and dtype;
+- else whichever was measured faster at the nearest shape of that target and dtype: with its
+  gradient where the array is being traced, as in training, unless only the forward was measured;
 - MLX where nothing was measured.
 
 The table comes with the package, and `python -m zmlx tune` replaces it by the user's machine's.
@@ -78,12 +79,15 @@ SAVES_MEMORY = {
 #: Pointwise ops, which `mx.compile` fuses with what is around them; a kernel would be a barrier.
 POINTWISE = frozenset(op for op, on in MLX_FUSES.items() if on is EVERYWHERE and op != "softmax")
 
+#: What is measured: an op, and an op with the gradients of all its arrays.
+MODES = ("forward", "both")
+
 _FLOATS = {mx.float32: "float32", mx.float16: "float16", mx.bfloat16: "bfloat16"}
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Median seconds of both implementations at one shape, taken in turns."""
+    """Median seconds of both implementations at one shape and mode, taken in turns."""
 
     op: str
     target: str
@@ -92,6 +96,7 @@ class Measurement:
     width: int
     zmlx: float
     mlx: float
+    mode: str = "forward"
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,7 @@ def decide(
     dtype: str,
     table: Iterable[Measurement] = (),
     preference: str = "auto",
+    training: bool = False,
 ) -> Choice:
     """The choice for `rows` rows of `width` elements: a function of its arguments alone."""
     if dtype not in _FLOATS.values():
@@ -124,11 +130,14 @@ def decide(
     if op in SAVES_MEMORY:
         return Choice("zmlx", SAVES_MEMORY[op])
     measured = [m for m in table if (m.op, m.target, m.dtype) == (op, target, dtype)]
+    modes = {m.mode for m in measured}
+    mode = "both" if training and "both" in modes else "forward"
+    measured = [m for m in measured if m.mode == mode]
     if not measured:
         return Choice("mlx", f"not measured on {target}")
     nearest = min(measured, key=lambda m: (_distance(m, rows, width), m.rows, m.width))
     ratio = nearest.mlx / nearest.zmlx
-    shape = f"{nearest.rows}x{nearest.width}"
+    shape = f"{nearest.rows}x{nearest.width}" + (" with its gradient" if mode == "both" else "")
     if ratio >= 1:
         return Choice("zmlx", f"{ratio:.2f} times as fast at {shape}")
     return Choice("mlx", f"{1 / ratio:.2f} times as fast at {shape}")
@@ -248,7 +257,12 @@ def catalogue() -> frozenset[str]:
 
 @lru_cache(maxsize=8192)
 def _chosen(
-    op: str, target: str, shape: tuple[int, ...], dtype: mx.Dtype, preference: str
+    op: str,
+    target: str,
+    shape: tuple[int, ...],
+    dtype: mx.Dtype,
+    preference: str,
+    training: bool,
 ) -> Choice:
     if target == "reference":
         return Choice("mlx", "the target is plain MLX")
@@ -258,25 +272,28 @@ def _chosen(
         return Choice("mlx", reason)
     width = shape[-1] if shape else 1
     name = _FLOATS.get(dtype, str(dtype).rpartition(".")[2])
-    return decide(op, target, math.prod(shape[:-1]), width, name, table(), preference)
+    rows = math.prod(shape[:-1])
+    return decide(op, target, rows, width, name, table(), preference, training)
 
 
-def choice(op: str, shape: tuple[int, ...], dtype: mx.Dtype) -> Choice:
-    """What runs op on an array of this shape and dtype under the settings in force."""
-    return _chosen(op, launch.settings().target or "cpu", shape, dtype, _preference)
+def choice(op: str, shape: tuple[int, ...], dtype: mx.Dtype, *, training: bool = False) -> Choice:
+    """What runs op on an array of this shape and dtype under the settings in force; `training`:
+    with its gradient."""
+    return _chosen(op, launch.settings().target or "cpu", shape, dtype, _preference, training)
 
 
 def use_kernel(op: str, x: mx.array) -> bool:
     """Whether a layer runs zmlx's kernel of op on x.
 
-    A pointwise op that a GPU traces is left to MLX unless preferred otherwise, since `mx.compile`
-    fuses it with its neighbours.
+    An array that is being traced counts as training: MLX does not say whether the trace is for a
+    gradient or for `mx.compile`. A pointwise op that a GPU traces is left to MLX unless
+    preferred otherwise, since `mx.compile` fuses it with its neighbours.
     """
-    chosen = choice(op, tuple(x.shape), x.dtype)
-    if chosen.runs == "mlx":
+    traced = cpu.maybe_tracing((x,)) != 0
+    if choice(op, tuple(x.shape), x.dtype, training=traced).runs == "mlx":
         return False
     if op in POINTWISE and _preference == "auto" and launch.settings().target in GPUS:
-        return not cpu.maybe_tracing((x,))
+        return not traced
     return True
 
 

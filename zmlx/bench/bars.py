@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .measure import ROUNDS
-from .result import Row
+from .result import ModelRow, Row
 from .summary import Summary
 from .variants import BUILT_IN, COMPILED, EAGER, TORCH, TORCH_COMPILED
 
@@ -136,6 +136,48 @@ def _verdict(bar: Bar, row: Row) -> Verdict:
     if measured is not None and measured.count < ROUNDS and not clear:
         return Verdict(bar, row, measured, than, f"{measured.count} rounds, {ROUNDS} are needed")
     return Verdict(bar, row, measured, than)
+
+
+#: What a training step of a model with `LARGE_VOCABULARY` may take of the memory without the patch.
+HALF = 0.5
+LARGE_VOCABULARY = 32768
+
+
+@dataclass(frozen=True)
+class ModelVerdict:
+    """A bar on a model: what is asked, what was measured, and whether it is held; None where the
+    rounds are too few to say."""
+
+    row: ModelRow
+    wanted: str
+    got: str
+    passed: bool | None
+
+
+def model_verdicts(rows: Sequence[ModelRow]) -> Iterator[ModelVerdict]:
+    """A patched model is not slower than the same model without the patch, the way before it; with
+    a large vocabulary a whole step takes at most half the memory, by either counter."""
+    for row in rows:
+        *_, base, ours = row.timings
+        ratio = row.ratios[base]
+        few = ratio.count < ROUNDS and ratio.low < 2 * NOT_SLOWER
+        yield ModelVerdict(
+            row,
+            f"≥ {NOT_SLOWER:g}x as fast as {base}",
+            f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]"
+            + (f", {ratio.count} rounds where {ROUNDS} are needed" if few else ""),
+            None if few else ratio.median >= NOT_SLOWER,
+        )
+        if row.vocabulary >= LARGE_VOCABULARY and "AdamW" in row.mode:
+            a, b = row.timings[ours], row.timings[base]
+            pairs = ((a.mlx_peak, b.mlx_peak), (a.process_peak, b.process_peak))
+            shares = [x / y for x, y in pairs if x is not None and y is not None]
+            yield ModelVerdict(
+                row,
+                f"≤ {HALF:.0%} of the peak memory of {base}",
+                ", ".join(f"{share:.0%}" for share in shares),
+                max(shares) <= HALF,
+            )
 
 
 def bound(row: Row) -> str:

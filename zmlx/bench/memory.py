@@ -90,15 +90,15 @@ def peak(call: Callable[[Any], Any], before: Callable[[], Any], *, uses_mlx: boo
         _give_back()
         held = mx.get_active_memory()
         mx.reset_peak_memory()
-        resident = _reset_peak_resident()
+        resident = reset_peak_resident()
         result = call(given)
-        process = None if resident is None else max(0, _status("VmHWM") - resident)
+        process = None if resident is None else max(0, peak_resident() - resident)
         taken = max(0, mx.get_peak_memory() - held)
         del result, given
     return Peak(taken if uses_mlx else None, process)
 
 
-def _reset_peak_resident() -> int | None:
+def reset_peak_resident() -> int | None:
     """Sets the kernel's high-water mark of the resident size to its present value; None where the
     system cannot."""
     try:
@@ -106,6 +106,11 @@ def _reset_peak_resident() -> int | None:
     except OSError:
         return None
     return _status("VmRSS")
+
+
+def peak_resident() -> int:
+    """The kernel's high-water mark of the resident size."""
+    return _status("VmHWM")
 
 
 def _status(key: str) -> int:

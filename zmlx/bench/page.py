@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .bars import Verdict, verdicts
+from .bars import Verdict, model_verdicts, verdicts
 from .result import Result, Row
 from .text import (
     anchor_of,
     got,
     milliseconds,
+    model_cells,
+    model_title,
     outcome,
     peak,
     percent,
@@ -50,6 +52,11 @@ HOW = """\
   mostly measure page faults.
 - **Peak memory** is what a call takes beyond what was there before it, at its worst moment, with
   freed memory returned at once: MLX's counter / the process's resident size (for torch the latter).
+- **A model in training** is mlx-lm's llama, each way in a process of its own, in turns. Memory is
+  that of the whole process: weights, gradients and the optimizer's state included. MLX's cache and
+  the allocator are as they come. *patched* is `zmlx.patch(model, mode="training")`, `zmlx.lm_loss`
+  and `zmlx.optimizers.AdamW`; the other ways are mlx-lm's loss and MLX's AdamW. The small
+  vocabulary leaves the time to the layers; with the large one the logits are the worst moment.
 - **Results agree**: before it is timed, each way is compared with the reference in float32. What is
   off by more than rounding explains is said under the table.
 """
@@ -67,6 +74,7 @@ def page(result: Result) -> str:
         "",
         *_bars(result),
         *_rows(result.rows),
+        *_models(result),
         *_overheads(result),
         HOW.format(cache_limit=f"{about['mlx_cache_limit'] >> 30} GiB").rstrip(),
     ]
@@ -196,6 +204,33 @@ def _ratio(row: Row, variant: str) -> str:
 def _peaks(row: Row, names: Sequence[str]) -> tuple[str, ...]:
     cells = (peak(n, row.timings[n]) if n in row.timings else "–" for n in names)
     return point(row), *cells
+
+
+def _models(result: Result) -> Iterator[str]:
+    if not result.models:
+        return
+    yield "## A model in training"
+    yield ""
+    verdicts_of = list(model_verdicts(result.models))
+    for model in dict.fromkeys(row.model for row in result.models):
+        rows = [row for row in result.models if row.model == model]
+        yield f"{model[:1].upper()}{model[1:]}, float32, one sequence."
+        yield ""
+        yield from _table(
+            ("part, vocabulary", "way", "time", "tokens/s", "over patched", "peak MiB"),
+            [(model_title(row), *cells) for row in rows for cells in model_cells(row)],
+        )
+        yield ""
+        outcomes = {True: "held", False: "**missed**", None: "not judged"}
+        yield from _table(
+            ("row", "bar", "measured", "outcome"),
+            [
+                (model_title(v.row), v.wanted, v.got, outcomes[v.passed])
+                for v in verdicts_of
+                if v.row in rows
+            ],
+        )
+        yield ""
 
 
 def _overheads(result: Result) -> Iterator[str]:

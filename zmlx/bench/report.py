@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from typing import TextIO
 
-from .bars import verdicts
-from .result import Result, Row
+from .bars import model_verdicts, verdicts
+from .result import ModelRow, Result, Row
 from .text import (
     anchor_of,
     got,
     milliseconds,
+    model_cells,
+    model_title,
     outcome,
     overhead,
     peak,
@@ -43,6 +45,27 @@ class Progress:
             full = _BAR * done // total
             self._bar.write(f"{'█' * full}{'░' * (_BAR - full)} {done}/{total}")
             self._bar.flush()
+
+    def text(self, words: str) -> None:
+        """What is being done, on a terminal in place of what was said before."""
+        self._bar.write(f"\r\x1b[K{words}" if self._on_terminal else f"{words}\n")
+        self._bar.flush()
+
+    def model(self, row: ModelRow) -> None:
+        """A row of a model."""
+        if self._on_terminal:
+            self._bar.write("\r\x1b[K")
+            self._bar.flush()
+        print("\n".join(model_lines(row)), file=self._stream, flush=True)
+
+
+def model_lines(row: ModelRow) -> list[str]:
+    """A row of a model, one way a line."""
+    lines = [f"{row.model}: {model_title(row)}"]
+    for name, seconds, speed, ratio, peaks in model_cells(row):
+        slower = f", {ratio} the patched time" if ratio else ""
+        lines.append(f"    {name:<20} {seconds:<24} {speed:>8} tokens/s, peak MiB {peaks}{slower}")
+    return lines
 
 
 def row_lines(row: Row) -> list[str]:
@@ -105,11 +128,13 @@ def end_lines(result: Result) -> list[str]:
     """Overheads, bars and errors."""
     lines = [_marked(o.passed, overhead(o)) for o in result.overheads]
     judged = list(verdicts(result.rows))
-    if judged:
+    models = list(model_verdicts(result.models))
+    if judged or models:
         lines += ["", "bars"]
     for v in judged:
         text = f"{title(v.row)}: {got(v)}, {wanted(v)}"
         lines.append(_marked(v.passed, text if v.passed else f"{text}: {outcome(v)}"))
+    lines += [_marked(m.passed, f"{model_title(m.row)}: {m.got}, {m.wanted}") for m in models]
     errors = [row for row in (*result.rows, *result.sweep) if row.error]
     if errors:
         lines += ["", f"{len(errors)} rows are no measurement:"]

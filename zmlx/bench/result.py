@@ -85,6 +85,32 @@ class Overhead:
 
 
 @dataclass(frozen=True)
+class ModelRow:
+    """A language model at one vocabulary and mode.
+
+    Attributes:
+        model: what it is.
+        vocabulary, tokens: entries, and tokens of a call.
+        mode: which part of a training step.
+        timings: by way, in the report's order, the patched model last; memory is that of the whole
+            process, with weights and the optimizer's state.
+        ratios: how many times longer another way took than the patched model.
+    """
+
+    model: str
+    vocabulary: int
+    tokens: int
+    mode: str
+    timings: Mapping[str, Timing]
+    ratios: Mapping[str, Summary]
+
+    @property
+    def key(self) -> tuple[str, int, int, str]:
+        """What identifies the row in another run."""
+        return self.model, self.vocabulary, self.tokens, self.mode
+
+
+@dataclass(frozen=True)
 class Result:
     """A whole run."""
 
@@ -93,6 +119,7 @@ class Result:
     rows: tuple[Row, ...]
     overheads: tuple[Overhead, ...] = ()
     sweep: tuple[Row, ...] = ()
+    models: tuple[ModelRow, ...] = ()
 
     def write(self, path: Path) -> None:
         """Writes JSON, one row per line."""
@@ -132,6 +159,7 @@ class Result:
             rows=merged(self.rows, new.rows),
             overheads=tuple(overheads.values()),
             sweep=merged(self.sweep, new.sweep),
+            models=tuple({row.key: row for row in (*self.models, *new.models)}.values()),
         )
 
     @classmethod
@@ -149,6 +177,7 @@ class Result:
             tuple(_row(r) for r in document["rows"]),
             tuple(Overhead(**o) for o in document["overheads"]),
             tuple(_row(r) for r in document["sweep"]),
+            tuple(_model_row(r) for r in document.get("models", ())),
         )
 
 
@@ -167,17 +196,25 @@ def _summaries(values: Mapping[str, Any]) -> dict[str, Summary]:
     return {name: Summary(**v) for name, v in values.items()}
 
 
-def _row(values: Mapping[str, Any]) -> Row:
-    timings = {
+def _timings(values: Mapping[str, Any]) -> dict[str, Timing]:
+    return {
         name: Timing(Summary(**t["seconds"]), t["mlx_peak"], t["process_peak"])
-        for name, t in values["timings"].items()
+        for name, t in values.items()
     }
+
+
+def _model_row(values: Mapping[str, Any]) -> ModelRow:
+    own = {"timings": _timings(values["timings"]), "ratios": _summaries(values["ratios"])}
+    return ModelRow(**{**values, **own})
+
+
+def _row(values: Mapping[str, Any]) -> Row:
     return Row(
         **{
             **values,
             "anchor": _summaries(values["anchor"]),
             "ratios": _summaries(values["ratios"]),
-            "timings": timings,
+            "timings": _timings(values["timings"]),
             "share": values["share"] and Summary(**values["share"]),
         }
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .bars import Verdict, bound
-from .result import Overhead, Row, Timing
+from .result import ModelRow, Overhead, Row, Timing
 from .summary import Summary
 from .variants import TORCH
 
@@ -33,7 +33,9 @@ def times(ratio: Summary) -> str:
 
 def mebibytes(count: int | None) -> str:
     """Bytes as MiB, "?" where nobody counted."""
-    return "?" if count is None else f"{count / 2**20:.3g}"
+    if count is None:
+        return "?"
+    return f"{count / 2**20:.0f}" if count >= 1000 << 20 else f"{count / 2**20:.3g}"
 
 
 def peak(name: str, timing: Timing) -> str:
@@ -84,6 +86,29 @@ def outcome(v: Verdict) -> str:
     share = f"{percent(v.row.share)} of {anchor_of(v.row)}, " if v.row.share else ""
     short = 1 - v.measured.median / v.bar.least
     return f"missed by {short:.0%}, at {share}bound by {bound(v.row)}"
+
+
+def model_title(row: ModelRow) -> str:
+    """What a row of a model is about."""
+    return f"{row.mode}, {row.tokens} tokens, vocabulary {row.vocabulary}"
+
+
+def model_cells(row: ModelRow) -> list[tuple[str, ...]]:
+    """By way: its name, time, tokens per second, time over the patched model's, peak memory."""
+    cells: list[tuple[str, ...]] = []
+    for name, timing in row.timings.items():
+        s = timing.seconds
+        once = " (once)" if s.count == 1 else ""
+        cells.append(
+            (
+                name,
+                f"{s.median:.3g} s [{s.low:.3g}, {s.high:.3g}]{once}",
+                f"{row.tokens / s.median:,.0f}",
+                times(row.ratios[name]) if name in row.ratios else "",
+                f"{mebibytes(timing.mlx_peak)}/{mebibytes(timing.process_peak)}",
+            )
+        )
+    return cells
 
 
 def overhead(o: Overhead) -> str:

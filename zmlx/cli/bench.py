@@ -12,14 +12,18 @@ DTYPES = ("float32", "float16", "bfloat16")
 MODES = ("forward", "backward", "both")
 QUICK_ROUNDS = 7
 
+#: What is no op: measured by its name, or with everything.
+PARTS = ("model", "overhead")
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     parser.add_argument(
         "names",
         nargs="*",
-        metavar="FAMILY|OP|overhead",
-        help="what to measure (default: every op; `overhead`: compiling, importing, calling)",
+        metavar="FAMILY|OP|model|overhead",
+        help="what to measure (default: everything; `model`: a patched model in training; "
+        "`overhead`: compiling, importing, calling)",
     )
     parser.add_argument(
         "--dtype", action="append", choices=DTYPES, help="default: float32 and bfloat16"
@@ -118,11 +122,12 @@ def _measure(arguments: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from zmlx.bench import compare, plot, report
+    from zmlx.bench.model import model_rows
     from zmlx.bench.overhead import overheads
     from zmlx.bench.result import Result
     from zmlx.bench.run import run as run_tasks
 
-    names = [n for n in arguments.names if n != "overhead"]
+    names = [n for n in arguments.names if n not in PARTS]
     old = Result.read(arguments.compare) if arguments.compare else None
     if arguments.plot and arguments.plot.suffix != ".svg":
         raise ValueError(f"[bench] '--plot' must name an .svg file but got '{arguments.plot}'.")
@@ -130,8 +135,19 @@ def _measure(arguments: argparse.Namespace) -> int:
     tasks, sweep = _tasks(arguments, names) if wants_rows else ([], [])
     plan = _plan(arguments)
     store = _store(arguments)
-    result = run_tasks(tasks, sweep, plan, report.Progress(), store)
+    progress = report.Progress()
+    result = run_tasks(tasks, sweep, plan, progress, store)
     failed = False
+    if "model" in arguments.names or (not arguments.names and not arguments.quick):
+        print("\na model in training, every way in a process of its own", flush=True)
+        try:
+            for row in model_rows(*_model_plan(arguments), progress.text):
+                progress.model(row)
+                result = replace(result, models=(*result.models, row))
+                store(result)
+        except RuntimeError as error:  # the rows are not lost with it
+            print(error, file=sys.stderr)
+            failed = True
     if "overhead" in arguments.names or (not arguments.names and not arguments.quick):
         print("\ncompiling, importing, calling: some seconds in processes of their own", flush=True)
         try:
@@ -188,6 +204,15 @@ def _plan(arguments: argparse.Namespace) -> Any:
     if arguments.quick:
         return Plan(names, rounds, budget=1.0, extras=False)
     return Plan(names, rounds)
+
+
+def _model_plan(arguments: argparse.Namespace) -> tuple[int, Any]:
+    """Rounds and size of the model: with `--quick` two rounds of an eighth of the sequence."""
+    from zmlx.bench.model import ROUNDS, Size
+
+    quick = arguments.quick
+    rounds = arguments.rounds or (2 if quick else ROUNDS)
+    return rounds, Size(tokens=256) if quick else Size()
 
 
 def _cases(op: Any, arguments: argparse.Namespace) -> list[Any]:

@@ -1,4 +1,5 @@
-"""Measure on this machine where zmlx's kernels are faster than MLX's ops, for layers to choose."""
+"""Measure on this machine where zmlx's kernels are faster than MLX's ops, for layers to choose: the
+ops alone, and with the gradients of all their arrays, as in training."""
 
 from __future__ import annotations
 
@@ -33,6 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measures, writes the table and returns the exit status."""
     from zmlx import choice, launch
+    from zmlx.choice import MODES
     from zmlx.nn.functional import IMPLEMENTATIONS
 
     unknown = sorted(set(arguments.ops) - set(IMPLEMENTATIONS))
@@ -45,20 +47,26 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     target = launch.settings().target or "cpu"
     measurements = []
-    print(f"{'op':<16} {'dtype':<9} {'shape':>10} {'MLX µs':>10} {'zmlx µs':>10}   faster")
+    print(
+        f"{'op':<16} {'dtype':<9} {'shape':>10} {'mode':<7} {'MLX µs':>10} {'zmlx µs':>10}   faster"
+    )
     for op in arguments.ops or sorted(IMPLEMENTATIONS):
         for dtype in arguments.dtype or DTYPES:
             for rows, width in SHAPES:
-                m = measure(op, target, dtype, rows, width)
-                measurements.append(m)
-                print(_line(m), flush=True)
+                for mode in MODES:
+                    m = measure(op, target, dtype, rows, width, mode)
+                    measurements.append(m)
+                    print(_line(m), flush=True)
     if not arguments.dry_run:
         print(f"wrote {choice.write(measurements)}")
     return 0
 
 
-def measure(op: str, target: str, dtype: str, rows: int, width: int) -> Measurement:
-    """Median seconds of both implementations of op, called in turns."""
+def measure(
+    op: str, target: str, dtype: str, rows: int, width: int, mode: str = "forward"
+) -> Measurement:
+    """Median seconds of both implementations of op, called in turns; in mode "both" of outputs and
+    gradients in one evaluation."""
     import mlx.core as mx
 
     from zmlx.choice import Measurement
@@ -69,10 +77,14 @@ def measure(op: str, target: str, dtype: str, rows: int, width: int) -> Measurem
     arrays = [mx.random.normal(shapes[kind]).astype(getattr(mx, dtype)) for kind in both.arrays]
     mx.eval(arrays)
     functions = (both.zmlx, both.mlx)
+    if mode == "both":
+        cotangent = mx.random.normal(both.mlx(*arrays).shape).astype(getattr(mx, dtype))
+        mx.eval(cotangent)
+        functions = (_with_gradients(both.zmlx, cotangent), _with_gradients(both.mlx, cotangent))
     for function in functions:  # compiles
         mx.eval(function(*arrays))
     # Small calls repeat within a round, so that the clock's step does not matter.
-    repeat = max(1, int(1e-3 / max(_seconds(both.mlx, arrays, 1), 1e-6)))
+    repeat = max(1, int(1e-3 / max(_seconds(functions[1], arrays, 1), 1e-6)))
     times: tuple[list[float], list[float]] = ([], [])
     start = time.perf_counter()
     for i in range(ROUNDS):
@@ -81,7 +93,14 @@ def measure(op: str, target: str, dtype: str, rows: int, width: int) -> Measurem
         if i >= 2 and time.perf_counter() - start > SECONDS:
             break
     ours, mlx = (float(f"{statistics.median(t):.4g}") for t in times)
-    return Measurement(op, target, dtype, rows, width, zmlx=ours, mlx=mlx)
+    return Measurement(op, target, dtype, rows, width, zmlx=ours, mlx=mlx, mode=mode)
+
+
+def _with_gradients(function: Callable[..., Any], cotangent: Any) -> Callable[..., Any]:
+    """The function with the gradients of all its arrays."""
+    import mlx.core as mx
+
+    return lambda *arrays: mx.vjp(function, list(arrays), [cotangent])
 
 
 def _seconds(function: Callable[..., Any], arrays: list[Any], repeat: int) -> float:
@@ -98,6 +117,6 @@ def _line(m: Measurement) -> str:
     faster = "zmlx" if m.zmlx <= m.mlx else "MLX"
     ratio = max(m.mlx / m.zmlx, m.zmlx / m.mlx)
     return (
-        f"{m.op:<16} {m.dtype:<9} {m.rows:>5}x{m.width:<5}{m.mlx * 1e6:>10.1f}"
+        f"{m.op:<16} {m.dtype:<9} {m.rows:>5}x{m.width:<5}{m.mode:<7}{m.mlx * 1e6:>10.1f}"
         f"{m.zmlx * 1e6:>11.1f}   {faster} {ratio:.2f}x"
     )

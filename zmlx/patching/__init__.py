@@ -22,12 +22,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from ..choice import catalogue, choice
 from ..nn.choosing import TYPICAL_ROWS
@@ -168,8 +169,8 @@ def _patch_head(
         return
     put_head(model, head)
     layer = child_of(model, head.weight)
-    chosen = choice("linear_cross_entropy", (TYPICAL_ROWS, layer.weight.shape[-1]),
-                    own_dtype(layer))  # fmt: skip
+    shape = (TYPICAL_ROWS, layer.weight.shape[-1])
+    chosen = choice("linear_cross_entropy", shape, own_dtype(layer), training=True)
     report.replaced.append(
         Replaced(
             head.weight, "loss", "linear_cross_entropy", chosen.runs, chosen.why, known is None
@@ -197,11 +198,12 @@ def smart_patch(
     *sample: Any,
     mode: str = "inference",
     rounds: int = 7,
+    loss: Callable[..., Any] | None = None,
     only: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
 ) -> Report:
     """Patches a model, and keeps only the kinds of replacement that make its call on `sample`
-    faster on this machine.
+    faster on this machine; with mode "training", its loss on `sample` with all gradients.
 
     Each kind is timed alone against the unpatched model, in turns, by medians; the report says
     what was kept and what was taken out again, with the numbers. A model that is patched already
@@ -212,21 +214,27 @@ def smart_patch(
         sample: what the model is called with.
         mode, only, exclude: as in `patch`.
         rounds: timings of each variant.
+        loss: with mode "training", a function of the model and `sample` that returns a loss, or a
+            loss and more. Default: `lm_loss` of predicting the next token where `sample` is tokens
+            (B, L), else the mean of the output's squares.
     """
     if not sample:
         raise TypeError("[smart_patch] 'sample' must be what the model is called with.")
     if rounds < 1:
         raise ValueError(f"[smart_patch] 'rounds' must be at least 1 but got {rounds}.")
+    if loss is not None and mode != "training":
+        raise ValueError(f"[smart_patch] 'loss' must come with mode 'training' but got {mode!r}.")
     if isinstance(model, nn.Module):
         unpatch(model)
     options: dict[str, Any] = {"mode": mode, "only": only, "exclude": exclude}
     kinds = list(patch(model, **options).kinds())
     unpatch(model)
+    timed = (lambda: model(*sample)) if mode == "inference" else _training(model, sample, loss)
     speeds = []
     for kind in kinds:
         excluded = [k for k in KINDS if k != kind]
         excluded += [exclude] if isinstance(exclude, str) else list(exclude or ())
-        speeds.append((kind, _speed(model, sample, rounds, {**options, "exclude": excluded})))
+        speeds.append((kind, _speed(model, timed, rounds, {**options, "exclude": excluded})))
     dropped = [(kind, speed) for kind, speed in speeds if speed < 1]
     excluded = [kind for kind, _ in dropped]
     excluded += [exclude] if isinstance(exclude, str) else list(exclude or ())
@@ -236,25 +244,57 @@ def smart_patch(
     return report
 
 
-def _speed(model: nn.Module, sample: Any, rounds: int, options: dict[str, Any]) -> float:
-    """How many times as fast the patched model is."""
+def _training(model: nn.Module, sample: Any, loss: Callable[..., Any] | None) -> Callable[[], Any]:
+    """The model's loss on the sample with the gradients of all trainable parameters."""
+    if not tree_flatten(model.trainable_parameters()):
+        raise ValueError(
+            "[smart_patch] 'model' must have trainable parameters with mode 'training' but got "
+            "none."
+        )
+    chosen = loss or (_next_token if _is_tokens(sample) else _squares)
+    with_gradients = nn.value_and_grad(model, chosen)
+    return lambda: with_gradients(model, *sample)
+
+
+def _is_tokens(sample: Any) -> bool:
+    """Whether the sample is one array of at least two tokens a row."""
+    x = sample[0]
+    tokens = isinstance(x, mx.array) and x.ndim == 2 and mx.issubdtype(x.dtype, mx.integer)
+    return len(sample) == 1 and tokens and x.shape[1] > 1
+
+
+def _next_token(model: nn.Module, tokens: mx.array) -> mx.array:
+    lengths = mx.array([[0, tokens.shape[1] - 1]] * tokens.shape[0])
+    return lm_loss(model, tokens, lengths)[0]
+
+
+def _squares(model: nn.Module, *sample: Any) -> mx.array:
+    return model(*sample).astype(mx.float32).square().mean()  # type: ignore[no-any-return]
+
+
+def _speed(
+    model: nn.Module, timed: Callable[[], Any], rounds: int, options: dict[str, Any]
+) -> float:
+    """How many times as fast the patched model is at what is timed."""
     times: dict[bool, list[float]] = {True: [], False: []}
     for i in range(rounds + 1):
         for patched in (True, False) if i % 2 else (False, True):
             if patched:
                 patch(model, **options)
-            if i == 0:
-                mx.eval(model(*sample))  # compiles
-            start = time.perf_counter()
-            mx.eval(model(*sample))
-            if i:
-                times[patched].append(time.perf_counter() - start)
-            unpatch(model)
+            try:
+                if i == 0:
+                    mx.eval(timed())  # compiles
+                start = time.perf_counter()
+                mx.eval(timed())
+                if i:
+                    times[patched].append(time.perf_counter() - start)
+            finally:
+                unpatch(model)
     return statistics.median(times[False]) / statistics.median(times[True])
 
 
 def _add(report: Report, path: str, module: nn.Module, plan: Plan, new: bool) -> None:
-    chosen = plan.runs(own_dtype(module))
+    chosen = plan.runs(own_dtype(module), training=report.mode == "training")
     report.replaced.append(Replaced(path, plan.kind, plan.op, chosen.runs, chosen.why, new))
 
 

@@ -44,9 +44,10 @@ class Plan:
     def __deepcopy__(self, memo: Any) -> Plan:
         return self
 
-    def runs(self, dtype: mx.Dtype) -> Choice:
-        """What runs op on a few hundred rows in the settings in force."""
-        return choice(self.op, (TYPICAL_ROWS, self.width), dtype)
+    def runs(self, dtype: mx.Dtype, training: bool = False) -> Choice:
+        """What runs op on a few hundred rows in the settings in force; `training`: with its
+        gradient."""
+        return choice(self.op, (TYPICAL_ROWS, self.width), dtype, training=training)
 
     def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
         """The module's call."""
