@@ -423,6 +423,8 @@ register(
         outputs=("(R, D)",),
         reads_backward=("x", "gate", "up", "down"),
         # The BLAS in MLX's wheel adds the products of a weight's gradient one row after the other.
+        # Sums of n random terms grow with √n, and each is rounded: measured on normal numbers, the
+        # worst of 49152 is off by about 0.3·√n eps of the largest. The long case has n ≤ 575: 7.2.
         rounding=8.0,
         cases=(
             Case((), {"R": 1, "D": 4, "E": 1, "H": 3, "O": 2}, "one row, one expert"),
