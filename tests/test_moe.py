@@ -177,6 +177,35 @@ def test_ties_go_to_the_lower_expert(geometry):
 
 
 @GEOMETRIES
+@pytest.mark.parametrize("top_k, experts", [(1, 5), (2, 60), (8, 128), (11, 70), (17, 40)])
+def test_several_rows_of_a_thread_are_chosen_from_apart(geometry, top_k, experts):
+    """35 rows are two whole blocks of 16 and a partial one; ties, infinities and NaN in all."""
+    rng = np.random.default_rng(top_k)
+    logits = np.round(rng.standard_normal((35, experts)) * 4) / 4
+    logits[rng.random(logits.shape) < 0.1] = -np.inf
+    logits[::3, 1] = np.nan
+    missing = np.isnan(logits)
+    # By what is missing, then by the value, then by the expert: `lexsort` is stable.
+    order = np.lexsort((np.where(missing, 0, -logits), missing), axis=-1)
+    for dtype in (mx.float32, mx.bfloat16, mx.float16):
+        with launch.geometry(geometry):
+            weights, indices = topk_gating(mx.array(logits).astype(dtype), top_k=top_k)
+        np.testing.assert_array_equal(np.array(indices), order[:, :top_k])
+        spoiled = np.isnan(to_numpy(weights)).all(axis=-1)
+        np.testing.assert_array_equal(spoiled, np.isnan(logits).any(axis=-1))
+
+
+@GEOMETRIES
+def test_logits_that_differ_in_the_last_bits_are_told_apart(geometry):
+    """The keys that a CPU sorts have room for fewer bits, which must not decide."""
+    rng = np.random.default_rng(3)
+    steps = np.stack([rng.permutation(100) for _ in range(20)])
+    with launch.geometry(geometry):
+        _, indices = topk_gating(mx.array((1 + steps * 2.0**-23).astype(np.float32)), top_k=7)
+    np.testing.assert_array_equal(np.array(indices), np.argsort(-steps, axis=-1)[:, :7])
+
+
+@GEOMETRIES
 def test_infinite_and_missing_logits(geometry):
     inf, nan = float("inf"), float("nan")
     logits = mx.array([[-inf, 1.0, -inf, 0.0], [nan, 1.0, 2.0, 0.0], [nan, nan, nan, nan]])

@@ -147,7 +147,7 @@ def test_four_parameters_share_a_launch_of_31_buffers():
     optimizer = optimizers.AdamW(1e-3)
     optimizer.apply_gradients(tree(1, shapes=shapes), tree(0, shapes=shapes))
     assert optimizer.statistics == {"fused": 9, "plain": 0, "launches": 3}
-    for kernel in (steps.ADAMW_TREE, steps.LION_TREE, steps.SGD_TREE, gradient_norm.SCALE):
+    for kernel in (steps.ADAMW_TREE, steps.LION_TREE, steps.SGD_TREE):
         spec = kernel._kernel(kernel.sets_per_launch).spec
         assert len(spec.input_names) + len(spec.output_names) <= 31
 
@@ -391,6 +391,26 @@ def test_the_norm_of_a_large_tree_takes_few_launches():
     optimizer.apply_gradients(gradients, tree(0, shapes=shapes))
     assert gradient_norm.SQUARES.statistics["launches"] - before == 6
     assert optimizer.statistics["launches"] == 19
+
+
+@pytest.mark.parametrize("count", [1, 14, 28, 29, 30, 57, 59, 88, 140])
+def test_clipping_takes_a_launch_for_14_arrays_and_one_more(count):
+    gradients = tree(3, shapes={str(i): (8 + i, 3) for i in range(count)})
+    before = zmlx.metal.statistics()["launches"]
+    clipped, norm = optimizers.clip_by_global_norm(gradients, 0.5)
+    mx.eval(clipped, norm)
+    launches = zmlx.metal.statistics()["launches"] - before
+    assert launches == -(-count // 29) + -(-count // 28)
+    assert launches <= -(-count // 14) + 1
+    want, _ = mlx_optimizers.clip_grad_norm(gradients, 0.5)
+    for key, x in clipped.items():
+        np.testing.assert_allclose(to_numpy(x), to_numpy(want[key]), rtol=2e-6, atol=1e-9)
+
+
+def test_clipping_fits_the_buffers_of_a_launch():
+    for kernel in (gradient_norm.SCALE, gradient_norm.SQUARES):
+        spec = kernel._kernel(kernel.arrays_per_launch).spec
+        assert len(spec.input_names) + len(spec.output_names) <= 31
 
 
 def test_clipping_of_other_dtypes_and_of_nothing():

@@ -11,6 +11,7 @@ buffers. Kernels differ by dtypes and the number of sets, never by sizes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -18,7 +19,7 @@ import mlx.core as mx
 
 from . import launch
 from .body import BodyKernel, Plan, constant
-from .codegen import Elementwise, Packed, PackedSum
+from .codegen import Elementwise, Packed, PackedInto, PackedSum
 from .interpret import evaluate, expression_value
 from .metal import KernelSpec
 
@@ -204,3 +205,81 @@ class PackedSumKernel:
         values = (expression_value(self.expr, {"x": x.astype(mx.float32)}) for x in arrays)
         total = mx.stack([value.sum() for value in values]).sum(keepdims=True)
         return (mx.concatenate([total, rest]),)
+
+
+#: Elements; arrays in a common one begin at multiples of 64 bytes from its start.
+_ALIGNED = 32
+
+
+class PackedIntoKernel:
+    """`expr`, an expression of x and number, of every element of every array.
+
+    The results of a launch are parts of one array, so that a launch takes 28 arrays instead of the
+    14 that could each have one of their own. The memory of an input is not used again.
+    """
+
+    def __init__(self, name: str, expr: str) -> None:
+        self.name = name
+        self.expr = expr
+        self.arrays_per_launch = MOST_BUFFERS - 3
+        self._kernels: dict[int, BodyKernel] = {}
+        self.statistics = {"arrays": 0, "launches": 0}
+
+    def __call__(self, arrays: Sequence[mx.array], number: mx.array) -> list[mx.array]:
+        """One array for each, of its shape and dtype; `number` is a float32 array of one."""
+        done = list(arrays)
+        for members in _groups([(x,) for x in arrays]):
+            for first in range(0, len(members), self.arrays_per_launch):
+                some = members[first : first + self.arrays_per_launch]
+                self.statistics["arrays"] += len(some)
+                self.statistics["launches"] += 1
+                inputs = _lifted([arrays[i] for i in some])
+                packed = self._kernel(len(some))(*inputs, number)
+                for i, place in zip(some, _places(inputs), strict=True):
+                    x = arrays[i]
+                    done[i] = packed[place : place + x.size].reshape(x.shape)
+        return done
+
+    def _kernel(self, count: int) -> BodyKernel:
+        kernel = self._kernels.get(count)
+        if kernel is None:
+            pattern = PackedInto(self.expr, count)
+            spec = KernelSpec(
+                f"{self.name}__packed{count}", pattern.input_names, pattern.output_names,
+                pattern.source(),
+            )  # fmt: skip
+            kernel = self._kernels[count] = BodyKernel(spec, self._plan, self._reference)
+        return kernel
+
+    def _plan(self, settings: launch.Settings, inputs: Arrays) -> Plan:
+        arrays = inputs[:-1]
+        sizes = [x.size for x in arrays]
+        geometry, starts = launch.packed(settings, sizes)
+        template = tuple((name, n) for name, n in geometry.template if name == "N")
+        return Plan(
+            template=(("y_t", arrays[0].dtype), *template),
+            geometry=geometry,
+            shapes=((_length(arrays),),),
+            dtypes=(arrays[0].dtype,),
+            constants=(constant((*starts, *sizes, *_places(arrays)), mx.uint64),),
+        )
+
+    def _reference(self, *inputs: mx.array) -> Arrays:
+        """The common array in plain MLX."""
+        *arrays, number = inputs
+        parts = []
+        for x in arrays:
+            flat = x.reshape(-1).astype(mx.float32)
+            y = expression_value(self.expr, {"x": flat, "number": number[0]}).astype(x.dtype)
+            parts.append(mx.pad(y, (0, -x.size % _ALIGNED)))
+        return (mx.concatenate(parts),)
+
+
+def _places(arrays: Sequence[mx.array]) -> list[int]:
+    """Where the arrays begin in a common one."""
+    lengths = (-(-x.size // _ALIGNED) * _ALIGNED for x in arrays)
+    return list(accumulate(lengths, initial=0))[:-1]
+
+
+def _length(arrays: Sequence[mx.array]) -> int:
+    return sum(-(-x.size // _ALIGNED) * _ALIGNED for x in arrays)

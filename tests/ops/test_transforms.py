@@ -81,7 +81,7 @@ def test_shapeless_compile_takes_another_shape(op):
         return
     for case in op.cases[1:3]:
         values = draw(op, case, mx.float32)
-        while values[0].ndim < 3:
+        while values[0].ndim < 3 and not is_shared(op.arguments[0]):
             values = [v if v is None or is_shared(op.arguments[i])
                       else v[None] for i, v in enumerate(values)]  # fmt: skip
         close(outputs(compiled(*values)), outputs(op.reference(*values)))

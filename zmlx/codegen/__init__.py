@@ -34,7 +34,7 @@ from .named import (
     rowwise_parallel_reduction,
     rowwise_reduction,
 )
-from .packed import Packed, PackedSum
+from .packed import Packed, PackedInto, PackedSum
 from .parts import Check, Climb, Let, Operand, Output, Pass, Reduce
 from .pattern import Pattern
 from .reductions import REDUCTIONS, ROW_HEADER, Reduction
@@ -55,6 +55,7 @@ __all__ = [
     "Operand",
     "Output",
     "Packed",
+    "PackedInto",
     "PackedSum",
     "Pass",
     "Pattern",

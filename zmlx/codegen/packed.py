@@ -165,3 +165,39 @@ class PackedSum:
         body.add("total_out[group_] = all_;")
         body.close()
         return body.text()
+
+
+@dataclass(frozen=True)
+class PackedInto:
+    """`expr`, an expression of x and number, of all elements of `count` arrays, into one array:
+    arrays that are written beside those that are read would take twice the buffers.
+
+    Launch: one thread per N consecutive elements of an array. `table` has a third part, for every
+    array the place of its first element in `y_out`.
+    """
+
+    expr: str
+    count: int
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Parameters of the kernel that are inputs."""
+        return (*(f"x_in_{k}" for k in range(self.count)), "numbers", "table")
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Parameters of the kernel that are outputs."""
+        return ("y_out",)
+
+    def source(self) -> str:
+        """The body."""
+        body = Body()
+        body.add("const size_t thread_ = thread_position_in_grid.x;")
+        _choose(body, "thread_", ["x_in"], self.count, "N")
+        body.add(f"const size_t place_ = size_t(table[{2 * self.count} + set_]);")
+        body.add("const float number = numbers[0];")
+        body.open("for (size_t i_ = start_; i_ < stop_; ++i_)")
+        body.add("const float x = float(x_in[i_]);")
+        body.add(f"y_out[place_ + i_] = y_t({self.expr});")
+        body.close()
+        return body.text()

@@ -7,25 +7,18 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from ..codegen import Elementwise, Operand, Output
-from ..packed import PackedKernel, PackedSumKernel
+from ..packed import PackedIntoKernel, PackedSumKernel
 from ..registry import register_call
 
 SQUARES = PackedSumKernel("global_norm", "x * x")
-SCALE = PackedKernel(
-    "clip_by_global_norm",
-    Elementwise(
-        (Operand("g", "full"), Operand("scale", "scalar")), (Output("new_g", "g * scale", "full"),)
-    ),
-    ("g",),
-)
+SCALE = PackedIntoKernel("clip_by_global_norm", "x * number")
 
 
 def _launch(dtype: mx.Dtype) -> None:
     for size, count in ((40, SQUARES.arrays_per_launch), (40, 1), (3, 2)):
         arrays = [mx.zeros((size,), dtype)] * count
         SQUARES(arrays)
-        SCALE([(x,) for x in arrays], mx.zeros((1,)))
+        SCALE(arrays, mx.zeros((1,)))
 
 
 register_call("clip_by_global_norm", _launch)

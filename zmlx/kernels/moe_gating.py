@@ -28,10 +28,14 @@ from ..body import BodyKernel, Plan, constant
 from ..metal import KernelSpec, scalar
 from ..registry import Case, Op, Option, register
 from ..transforms import Arrays, Rule
+from . import moe_gating_network as network
 from . import moe_gating_text as text
 
 SCORES = ("softmax", "sigmoid")
 GROUP_SCORES = ("top2", "max")
+
+#: Of more, a CPU's cache would not hold a row's columns.
+_MOST_EXPERTS = 4096
 
 
 def topk_gating_reference(
@@ -111,6 +115,11 @@ class _Gating:
             "group_score": GROUP_SCORES[not self.top2],
         }
 
+    @property
+    def by_logit(self) -> bool:
+        """Whether scores are in the order of their logits, and nothing else counts."""
+        return not self.biased and self.n_groups == 1
+
     def template(self, experts: int, lanes: int, backward: bool) -> tuple[tuple[str, Any], ...]:
         """The template arguments that both directions share, then the forward's."""
         both = (
@@ -126,26 +135,46 @@ class _Gating:
             return both
         return (
             *both,
-            # Scores are in the order of their logits.
-            ("BY_LOGIT", not self.biased and self.n_groups == 1),
+            ("BY_LOGIT", self.by_logit),
             ("GROUPS", self.n_groups),
             ("TOP_GROUPS", self.topk_groups),
             ("TOP2", self.top2),
         )
 
 
-def _geometry(settings: launch.Settings, rows: int, experts: int) -> tuple[int, launch.Geometry]:
-    """Lanes per row, and the launch."""
+def _geometry(
+    settings: launch.Settings, rows: int, experts: int, each: int = 1
+) -> tuple[int, launch.Geometry]:
+    """Lanes per row, and the launch of threads for `each` rows."""
     lanes = 1
     if not launch.is_cpu(settings):
         lanes = min(32, 1 << max(0, -(-experts // 4) - 1).bit_length())
     per_group = 1 if lanes == 1 and launch.is_cpu(settings) else 128 // lanes
-    groups = -(-rows // per_group)
+    groups = -(-rows // (per_group * each))
     x = min(groups, 1 << 20)
     y = -(-groups // x) if x else 0
     threads = lanes * per_group
     geometry = launch.Geometry((("RPG", per_group),), (x * threads, y, 1), (threads, 1, 1))
     return lanes, geometry
+
+
+def _columns(
+    gating: _Gating, settings: launch.Settings, rows: int, experts: int, half: bool
+) -> dict[str, int]:
+    """How a thread of a CPU takes several rows through the network, if it does."""
+    if not launch.is_cpu(settings) or gating.top_k > network.MOST or experts > _MOST_EXPERTS:
+        names = ("SLOTS", "NETWORK", "SHORT", "PLACES")
+        return dict.fromkeys(names, 0) | dict.fromkeys(("ROWS", "SPAN", "DEPTH", "TURNS"), 1)
+    depth = network.depth_for(gating.top_k)
+    span = next(s for s in (16, 4, 1) if s * depth <= experts or s == 1)
+    turns = -(-experts // (span * depth))
+    slots = turns * span * depth
+    places = (1 << (slots - 1).bit_length()) - 1
+    c = launch.pick(settings, ROWS=min(16, 4096 // experts) if rows >= 16 else 1)
+    # A number of 16 bits has at most 19 in its rank.
+    short = half and gating.by_logit and places < 1 << 13
+    return {**c, "SLOTS": slots, "NETWORK": 1, "SHORT": int(short), "SPAN": span, "DEPTH": depth,
+            "TURNS": turns, "PLACES": places}  # fmt: skip
 
 
 @cache
@@ -154,8 +183,15 @@ def _forward(gating: _Gating) -> BodyKernel:
 
     def plan(settings: launch.Settings, inputs: Arrays) -> Plan:
         *lead, experts = inputs[0].shape
-        lanes, geometry = _geometry(settings, prod(lead), experts)
-        template = (("T", inputs[0].dtype), *gating.template(experts, lanes, False))
+        half = inputs[0].dtype != mx.float32
+        columns = _columns(gating, settings, prod(lead), experts, half)
+        lanes, geometry = _geometry(settings, prod(lead), experts, columns["ROWS"])
+        columns["SLOTS"] = columns["SLOTS"] or -(-experts // lanes)
+        template = (
+            ("T", inputs[0].dtype),
+            *gating.template(experts, lanes, False),
+            *columns.items(),
+        )
         shape = (*lead, gating.top_k)
         return Plan(
             template=(*template, *geometry.template),
@@ -171,10 +207,19 @@ def _forward(gating: _Gating) -> BodyKernel:
         weights, indices = topk_gating_reference(*wide, **gating.options(1.0))
         return (weights * scale).astype(logits.dtype), indices.astype(mx.uint32)
 
+    few = gating.top_k <= network.MOST
     body = text.expanded(
-        text.FORWARD, SOFTMAX=text.SOFTMAX, BIAS=text.BIAS if gating.biased else ""
+        text.FORWARD,
+        LOAD=text.LOAD,
+        SOFTMAX=text.SOFTMAX,
+        BIAS=text.BIAS if gating.biased else "",
+        CHOOSE=text.CHOOSE,
+        CHOOSE_ALONE=text.CHOOSE.replace("@AGREE@\n", "\n"),
+        AGREE=text.AGREE,
+        NETWORK=f"if (NETWORK) {{\n{network.BODY}}}" if few else "",
     )
-    spec = KernelSpec("topk_gating", (*names, "rows"), ("weights", "indices"), body, text.HEADER)
+    header = text.HEADER + (network.header(network.depth_for(gating.top_k)) if few else "")
+    spec = KernelSpec("topk_gating", (*names, "rows"), ("weights", "indices"), body, header)
     return BodyKernel(spec, plan, reference, vjp=_rule(gating), arguments=_ARGUMENTS)
 
 

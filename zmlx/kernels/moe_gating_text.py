@@ -1,5 +1,8 @@
 """The Metal text of `topk_gating`: template constants are in capitals."""
 
+import re
+from collections.abc import Mapping
+
 #: LANES threads share a row of E experts, of which each holds PER; K are chosen.
 ROW = """\
 const uint lane = thread_position_in_threadgroup.x % LANES;
@@ -48,99 +51,193 @@ for (int i = 0; i < PER; ++i) {
 }
 """
 
-FORWARD = (
-    ROW
-    + """\
-// What the choice goes by, and the expert, as one number: the larger, the sooner it is chosen.
-// 0 is an expert that is not open to this row, or does not exist.
-ulong key[PER];
-"""
-    + LOAD
-    + """\
-float nan = 0.0f;
-if (SOFTMAX) {
-    int count = 0;
-    for (int i = 0; i < PER; ++i) {
-        count += value[i] != value[i] ? 1 : 0;
-    }
-    nan = zmlx_lanes<LANES, zmlx_lane_sum>(float(count));
+FORWARD = """\
+const uint lane = thread_position_in_threadgroup.x % LANES;
+const uint group = threadgroup_position_in_grid.x
+    + threadgroup_position_in_grid.y * threadgroups_per_grid.x;
+const uint first = (group * RPG + thread_position_in_threadgroup.x / LANES) * ROWS;
+if (group * RPG * ROWS >= rows) {
+    return;
 }
-float shift = 0.0f;
-float norm = 1.0f;
-if (BY_LOGIT) {
-    for (int i = 0; i < PER; ++i) {
-        const int e = int(lane) + i * LANES;
-        key[i] = e < E ? zmlx_choice(value[i], e) : ulong(0);
-    }
-}
-if (SOFTMAX && (!BY_LOGIT || !NORMALIZE)) {
-    @SOFTMAX@
-    shift = top;
-    norm = 1.0f / total;
-    for (int i = 0; i < PER; ++i) {
-        value[i] *= norm;
-    }
-}
-if (!SOFTMAX && !BY_LOGIT) {
-    for (int i = 0; i < PER; ++i) {
-        value[i] = 1.0f / (1.0f + exp(-value[i]));
-    }
-}
-if (!BY_LOGIT) {
-    @BIAS@
-}
-if (!BY_LOGIT && GROUPS > 1) {
-    const int width = E / GROUPS;
-    float mark[GROUPS];
-    for (int g = 0; g < GROUPS; ++g) {
-        // The experts of a group lie in these places of a lane, beside those of its neighbours.
-        const int begin = g * width / LANES;
-        const int end = min(((g + 1) * width + LANES - 1) / LANES, PER);
-        float best = -INFINITY;
-        for (int i = begin; i < end; ++i) {
-            const int e = int(lane) + i * LANES;
-            const bool inside = e >= g * width && e < (g + 1) * width;
-            best = max(best, inside ? value[i] : -INFINITY);
+// What the choice goes by: the larger, the sooner an expert is chosen. 0 is an expert that is not
+// open to this row, or does not exist. A row has SLOTS of them, a thread those of ROWS rows.
+uint rank[ROWS * SLOTS];
+float shift[ROWS];
+float norm[ROWS];
+float nan[ROWS];
+for (int r = 0; r < ROWS; ++r) {
+    const int own = r * SLOTS;
+    // A surplus row of the last group repeats the last row and stores nothing.
+    auto x = logits + size_t(min(first + r, rows - 1)) * E;
+    @LOAD@
+    nan[r] = 0.0f;
+    if (SOFTMAX) {
+        int count = 0;
+        for (int i = 0; i < PER; ++i) {
+            count += value[i] != value[i] ? 1 : 0;
         }
-        best = zmlx_lanes<LANES, zmlx_lane_max>(best);
-        // The second largest is the largest again where two are equal.
-        float next = -INFINITY;
-        int equal = 0;
-        for (int i = begin; i < end; ++i) {
-            const int e = int(lane) + i * LANES;
-            const bool inside = e >= g * width && e < (g + 1) * width;
-            next = max(next, inside && value[i] < best ? value[i] : -INFINITY);
-            equal += inside && value[i] == best ? 1 : 0;
-        }
-        next = zmlx_lanes<LANES, zmlx_lane_max>(next);
-        const float ties = zmlx_lanes<LANES, zmlx_lane_sum>(float(equal));
-        mark[g] = TOP2 && width > 1 ? best + (ties > 1.0f ? best : next) : best;
+        nan[r] = zmlx_lanes<LANES, zmlx_lane_sum>(float(count));
     }
-    int better[GROUPS];
-    for (int g = 0; g < GROUPS; ++g) {
-        better[g] = 0;
-        for (int h = 0; h < GROUPS; ++h) {
-            better[g] += mark[h] > mark[g] || (mark[h] == mark[g] && h < g) ? 1 : 0;
+    shift[r] = 0.0f;
+    norm[r] = 1.0f;
+    if (BY_LOGIT) {
+        for (int i = 0; i < PER; ++i) {
+            rank[own + i] = int(lane) + i * LANES < E ? zmlx_rank(value[i]) : 0u;
         }
     }
-    for (int g = 0; g < GROUPS; ++g) {
-        for (int i = g * width / LANES; i < min(((g + 1) * width + LANES - 1) / LANES, PER); ++i) {
-            const int e = int(lane) + i * LANES;
-            if (e >= g * width && e < (g + 1) * width) {
-                key[i] = better[g] < TOP_GROUPS ? ulong(1) : ulong(0);
+    if (SOFTMAX && (!BY_LOGIT || !NORMALIZE)) {
+        @SOFTMAX@
+        shift[r] = top;
+        norm[r] = 1.0f / total;
+        for (int i = 0; i < PER; ++i) {
+            value[i] *= norm[r];
+        }
+    }
+    if (!SOFTMAX && !BY_LOGIT) {
+        for (int i = 0; i < PER; ++i) {
+            value[i] = 1.0f / (1.0f + exp(-value[i]));
+        }
+    }
+    if (!BY_LOGIT) {
+        @BIAS@
+    }
+    if (!BY_LOGIT && GROUPS > 1) {
+        const int width = E / GROUPS;
+        float mark[GROUPS];
+        for (int g = 0; g < GROUPS; ++g) {
+            // The experts of a group lie in these places of a lane, beside those of its neighbours.
+            const int begin = g * width / LANES;
+            const int end = min(((g + 1) * width + LANES - 1) / LANES, PER);
+            float best = -INFINITY;
+            for (int i = begin; i < end; ++i) {
+                const int e = int(lane) + i * LANES;
+                const bool inside = e >= g * width && e < (g + 1) * width;
+                best = max(best, inside ? value[i] : -INFINITY);
+            }
+            best = zmlx_lanes<LANES, zmlx_lane_max>(best);
+            // The second largest is the largest again where two are equal.
+            float next = -INFINITY;
+            int equal = 0;
+            for (int i = begin; i < end; ++i) {
+                const int e = int(lane) + i * LANES;
+                const bool inside = e >= g * width && e < (g + 1) * width;
+                next = max(next, inside && value[i] < best ? value[i] : -INFINITY);
+                equal += inside && value[i] == best ? 1 : 0;
+            }
+            next = zmlx_lanes<LANES, zmlx_lane_max>(next);
+            const float ties = zmlx_lanes<LANES, zmlx_lane_sum>(float(equal));
+            mark[g] = TOP2 && width > 1 ? best + (ties > 1.0f ? best : next) : best;
+        }
+        int better[GROUPS];
+        for (int g = 0; g < GROUPS; ++g) {
+            better[g] = 0;
+            for (int h = 0; h < GROUPS; ++h) {
+                better[g] += mark[h] > mark[g] || (mark[h] == mark[g] && h < g) ? 1 : 0;
+            }
+        }
+        for (int g = 0; g < GROUPS; ++g) {
+            const int end = min(((g + 1) * width + LANES - 1) / LANES, PER);
+            for (int i = g * width / LANES; i < end; ++i) {
+                const int e = int(lane) + i * LANES;
+                if (e >= g * width && e < (g + 1) * width) {
+                    rank[own + i] = better[g] < TOP_GROUPS ? 1u : 0u;
+                }
             }
         }
     }
-}
-if (!BY_LOGIT) {
-    for (int i = 0; i < PER; ++i) {
-        const int e = int(lane) + i * LANES;
-        const bool open = e < E && (GROUPS == 1 || key[i] != 0);
-        key[i] = open ? zmlx_choice(value[i], e) : ulong(0);
+    if (!BY_LOGIT) {
+        for (int i = 0; i < PER; ++i) {
+            const bool open =
+                int(lane) + i * LANES < E && (GROUPS == 1 || rank[own + i] != 0);
+            rank[own + i] = open ? zmlx_rank(value[i]) : 0u;
+        }
+    }
+    for (int i = PER; i < SLOTS; ++i) {
+        rank[own + i] = 0;
     }
 }
-int chosen[K];
-float score[K];
+// Expert and rank of choice k of row r, in place k · ROWS + r.
+int chosen[K * ROWS];
+uint held[K * ROWS];
+@NETWORK@
+for (int r = 0; r < ROWS; ++r) {
+    const int own = r * SLOTS;
+    bool known = true;
+    if (NETWORK && !SHORT) {
+        // As many are better than the last choice as were chosen before, each after a better one.
+        const uint worst = held[(K - 1) * ROWS + r];
+        const int at = chosen[(K - 1) * ROWS + r];
+        int better = 0;
+        for (int i = 0; i < SLOTS; ++i) {
+            const bool equal = rank[own + i] == worst;
+            better += (rank[own + i] > worst) | (equal & (i < at)) ? 1 : 0;
+        }
+        known = better == K - 1;
+        for (int k = 1; k < K; ++k) {
+            const int b = k * ROWS + r;
+            const int a = b - ROWS;
+            const bool equal = held[a] == held[b];
+            known = known & ((held[a] > held[b]) | (equal & (chosen[a] < chosen[b])));
+        }
+    }
+    if (NETWORK && !known) {
+        @CHOOSE_ALONE@
+    }
+    if (!NETWORK) {
+        @CHOOSE@
+    }
+}
+float score[K * ROWS];
+if (BY_LOGIT) {
+    for (int c = 0; c < K * ROWS; ++c) {
+        score[c] = zmlx_logit(held[c]);
+    }
+} else {
+    for (int c = 0; c < K * ROWS; ++c) {
+        score[c] = float(logits[size_t(min(first + c % ROWS, rows - 1)) * E + chosen[c]]);
+    }
+}
+if (SOFTMAX && NORMALIZE) {
+    for (int r = 0; r < ROWS; ++r) {
+        shift[r] = -INFINITY;
+    }
+    for (int k = 0; k < K; ++k) {
+        for (int r = 0; r < ROWS; ++r) {
+            shift[r] = max(shift[r], score[k * ROWS + r]);
+        }
+    }
+}
+float sum[ROWS] = {0};
+for (int k = 0; k < K; ++k) {
+    for (int r = 0; r < ROWS; ++r) {
+        const float v = score[k * ROWS + r];
+        const float p = SOFTMAX ? exp(v - shift[r]) : 1.0f / (1.0f + exp(-v));
+        score[k * ROWS + r] = p;
+        sum[r] += p;
+    }
+}
+for (int r = 0; r < ROWS; ++r) {
+    float factor = scale * (NORMALIZE ? 1.0f / sum[r] : norm[r]);
+    if (SOFTMAX) {
+        factor = nan[r] > 0.0f ? NAN : factor;
+    }
+    const uint row = first + r;
+    if (row < rows) {
+        for (int k = int(lane); k < K; k += LANES) {
+            weights[size_t(row) * K + k] = T(score[k * ROWS + r] * factor);
+            indices[size_t(row) * K + k] = uint(chosen[k * ROWS + r]);
+        }
+    }
+}
+"""
+
+#: One choice after the other; threads that share a row agree on each.
+CHOOSE = """\
+// Rank and expert as one number.
+ulong key[PER];
+for (int i = 0; i < PER; ++i) {
+    key[i] = (ulong(rank[own + i]) << 32) | ulong(0xffffffffu - uint(int(lane) + i * LANES));
+}
 ulong last = ~ulong(0);
 for (int k = 0; k < K; ++k) {
     // The largest key below the last one is the nearest to it: no two are equal, and the distance
@@ -150,43 +247,26 @@ for (int k = 0; k < K; ++k) {
         const ulong distance = last - 1 - key[i];
         near = distance < near ? distance : near;
     }
-    for (ushort step = LANES / 2; step > 0; step /= 2) {
-        const ulong other = (ulong(simd_shuffle_xor(uint(near >> 32), step)) << 32)
-            | ulong(simd_shuffle_xor(uint(near), step));
-        near = other < near ? other : near;
-    }
+    @AGREE@
     last = last - 1 - near;
-    chosen[k] = int(0xffffffffu - uint(last));
-    score[k] = float(x[chosen[k]]);
-}
-if (SOFTMAX && NORMALIZE) {
-    shift = -INFINITY;
-    for (int k = 0; k < K; ++k) {
-        shift = max(shift, score[k]);
-    }
-}
-float sum = 0.0f;
-for (int k = 0; k < K; ++k) {
-    score[k] = SOFTMAX ? exp(score[k] - shift) : 1.0f / (1.0f + exp(-score[k]));
-    sum += score[k];
-}
-float factor = scale * (NORMALIZE ? 1.0f / sum : norm);
-if (SOFTMAX) {
-    factor = nan > 0.0f ? NAN : factor;
-}
-if (live) {
-    for (int c = int(lane); c < K; c += LANES) {
-        weights[size_t(row) * K + c] = T(score[c] * factor);
-        indices[size_t(row) * K + c] = uint(chosen[c]);
-    }
+    chosen[k * ROWS + r] = int(0xffffffffu - uint(last));
+    held[k * ROWS + r] = uint(last >> 32);
 }
 """
-)
+
+AGREE = """\
+for (ushort step = LANES / 2; step > 0; step /= 2) {
+    const ulong other = (ulong(simd_shuffle_xor(uint(near >> 32), step)) << 32)
+        | ulong(simd_shuffle_xor(uint(near), step));
+    near = other < near ? other : near;
+}
+"""
 
 BIAS = """\
 for (int i = 0; i < PER; ++i) {
-        value[i] += float(bias[min(int(lane) + i * LANES, E - 1)]);
-    }"""
+    value[i] += float(bias[min(int(lane) + i * LANES, E - 1)]);
+}
+"""
 
 HEADER = """\
 struct zmlx_lane_max {
@@ -203,13 +283,16 @@ template <int LANES, typename Op> float zmlx_lanes(float value) {
     return value;
 }
 
-// Larger for the larger value, and among equal ones for the lower expert; NaN is below all.
-inline ulong zmlx_choice(float value, int expert) {
-    // -0 becomes 0.
+// Larger for the larger value; -0 is 0, and NaN below all.
+inline uint zmlx_rank(float value) {
     const uint bits = as_type<uint>(value + 0.0f);
     const uint order = bits ^ (uint(int(bits) >> 31) | 0x80000000u);
-    const uint rank = value != value ? 1u : order;
-    return (ulong(rank) << 32) | ulong(0xffffffffu - uint(expert));
+    return value != value ? 0x00100000u : order;
+}
+
+// The value of a rank.
+inline float zmlx_logit(uint rank) {
+    return as_type<float>(rank >> 31 ? rank ^ 0x80000000u : ~rank);
 }
 """
 
@@ -283,7 +366,14 @@ if (SOFTMAX && !NORMALIZE) {
 
 
 def expanded(body: str, **parts: str) -> str:
-    """The body with the parts that it names between @ signs."""
-    for name, part in parts.items():
-        body = body.replace(f"@{name}@", part.strip("\n").replace("\n", "\n    "))
-    return "    " + body.strip("\n").replace("\n", "\n    ") + "\n"
+    """The body with the parts that it names between @ signs, on lines of their own."""
+    return "    " + _filled(body, parts).replace("\n", "\n    ").replace("    \n", "\n") + "\n"
+
+
+def _filled(body: str, parts: Mapping[str, str]) -> str:
+    def part(found: re.Match[str]) -> str:
+        margin, name = found.groups()
+        lines = _filled(parts[name], parts).split("\n")
+        return "\n".join(margin + line if line else "" for line in lines)
+
+    return re.sub(r"^( *)@(\w+)@$", part, body.strip("\n"), flags=re.MULTILINE)

@@ -3,7 +3,7 @@
     n = √Σ g²                c = min(1, max_norm / (n + 1e-6))                g' = c g
 
 Bytes: the norm reads every gradient once, up to 29 arrays per launch; scaling reads and writes
-them. An optimizer with `max_norm` scales them inside its own step instead.
+them, up to 28. An optimizer with `max_norm` scales them inside its own step instead.
 """
 
 from __future__ import annotations
@@ -69,8 +69,12 @@ def clip_by_global_norm(gradients: Any, max_norm: float) -> tuple[Any, mx.array]
     """Scales all gradients alike where their joint norm exceeds `max_norm`, as
     `mlx.optimizers.clip_grad_norm`.
 
-    The norm takes ⌈arrays / 29⌉ launches per dtype, scaling ⌈arrays / 14⌉. The option `max_norm`
-    of the optimizers of this module scales inside the step and needs no launch for it.
+    The norm takes ⌈arrays / 29⌉ launches, scaling ⌈arrays / 28⌉: together at most
+    ⌈arrays / 14⌉ + 1, with 14 the arrays that can have a result of their own in a launch of 31
+    buffers. Each dtype, and arrays of fewer than eight elements, are counted apart. Results of a
+    launch are parts of one array, whose memory is free when all of them are.
+    The option `max_norm` of the optimizers of this module scales inside the step and needs no
+    launch for it.
 
     Args:
         gradients: a tree of arrays. Other than float32, float16 and bfloat16 they are scaled by
@@ -88,8 +92,8 @@ def clip_by_global_norm(gradients: Any, max_norm: float) -> tuple[Any, mx.array]
     fused = launch.settings().target != "reference"
     some = [i for i, x in enumerate(leaves) if fused and x.dtype in FLOATING]
     scaled = [_scale(x, factor) if i not in set(some) else x for i, x in enumerate(leaves)]
-    done = SCALE([(leaves[i],) for i in some], factor.reshape(1))
-    for i, (x,) in zip(some, done, strict=True):
+    done = SCALE([leaves[i] for i in some], factor.reshape(1))
+    for i, x in zip(some, done, strict=True):
         scaled[i] = x
     rest = iter(scaled)
     return tree_map(lambda _: next(rest), gradients), norm

@@ -1,0 +1,144 @@
+"""The Metal text of a sorting network, by which a thread finds the largest keys of several rows.
+
+A row's keys are dealt to columns of DEPTH ≥ k keys. All columns are sorted at once (Batcher 1968,
+doi:10.1145/1468075.1468121), then halved in number until a row has one: of two sorted columns, the
+larger of a[p] and b[DEPTH - 1 - p] are the DEPTH largest, and bitonic, which half a merge sorts.
+Every comparison is that of whole vectors of columns, and none is a branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+#: More are chosen one after the other.
+MOST = 16
+
+
+def depth_for(count: int) -> int:
+    """Keys of a column, so that the `count` largest of a row can be found."""
+    return 1 << (count - 1).bit_length()
+
+
+def _sort(depth: int) -> Iterator[tuple[int, int]]:
+    """Pairs whose larger key moves to the first place, in order: Batcher's odd-even merge sort."""
+    run = 1
+    while run < depth:
+        step = run
+        while step:
+            for first in range(step % run, depth - step, 2 * step):
+                for i in range(first, first + min(step, depth - first - step)):
+                    if i // (2 * run) == (i + step) // (2 * run):
+                        yield i, i + step
+            step //= 2
+        run *= 2
+
+
+def _merge(depth: int) -> Iterator[tuple[int, int]]:
+    """The same for keys that are bitonic."""
+    step = depth // 2
+    while step:
+        yield from ((i, i + step) for i in range(depth) if not i & step)
+        step //= 2
+
+
+def header(depth: int) -> str:
+    """zmlx_columns_sort, _merge and _fold over arrays of DEPTH rows of WIDTH keys each."""
+
+    def lines(text: str) -> str:
+        return "\n".join("        " + text.format(p=p, q=depth - 1 - p) for p in range(depth))
+
+    def exchanges(pairs: Iterator[tuple[int, int]]) -> str:
+        return "\n".join(f"        zmlx_exchange(a{i}, a{j});" for i, j in pairs)
+
+    parts = {
+        "LOAD": lines("uint a{p} = keys[{p} * WIDTH + i];"),
+        "SORT": exchanges(_sort(depth)),
+        "LARGER": lines("a{p} = max(a{p}, best[{q} * WIDTH + i]);"),
+        "PAIR": lines("uint a{p} = max(keys[{p} * WIDTH + 2 * i], keys[{q} * WIDTH + 2 * i + 1]);"),
+        "CLEAN": exchanges(_merge(depth)),
+        "STORE": lines("best[{p} * WIDTH + i] = a{p};"),
+    }
+    text = _HEADER
+    for name, part in parts.items():
+        text = text.replace(f"@{name}@\n", part + "\n" if part else "")
+    return text
+
+
+_HEADER = """\
+inline void zmlx_exchange(thread uint& a, thread uint& b) {
+    const uint less = min(a, b);
+    a = max(a, b);
+    b = less;
+}
+
+// Sorts the columns of keys into best.
+template <int WIDTH> inline void zmlx_columns_sort(const thread uint* keys, thread uint* best) {
+    for (int i = 0; i < WIDTH; ++i) {
+@LOAD@
+@SORT@
+@STORE@
+    }
+}
+
+// The largest of the columns of keys, which are in any order, and of best, which are sorted.
+template <int WIDTH> inline void zmlx_columns_merge(const thread uint* keys, thread uint* best) {
+    for (int i = 0; i < WIDTH; ++i) {
+@LOAD@
+@SORT@
+@LARGER@
+@CLEAN@
+@STORE@
+    }
+}
+
+// The largest of every two neighbours of twice COUNT sorted columns.
+template <int WIDTH, int COUNT>
+inline void zmlx_columns_fold(const thread uint* keys, thread uint* best) {
+    for (int i = 0; i < COUNT; ++i) {
+@PAIR@
+@CLEAN@
+@STORE@
+    }
+}
+"""
+
+#: From `rank` of ROWS rows to the places `chosen` and the ranks `held`, by keys of 32 bits: the
+#: upper bits of the rank, then the place. Where ranks differ in no more than their lower bits, keys
+#: may be in the wrong order: the text after it has to check.
+BODY = """\
+    constexpr int WIDTH = ROWS * SPAN;
+    uint keys[TURNS * DEPTH * WIDTH];
+    uint best[DEPTH * WIDTH];
+    for (int j = 0; j < TURNS * DEPTH; ++j) {
+        for (int r = 0; r < ROWS; ++r) {
+            for (int u = 0; u < SPAN; ++u) {
+                const int i = j * SPAN + u;
+                keys[j * WIDTH + r * SPAN + u] =
+                    (rank[r * SLOTS + i] & ~uint(PLACES)) | uint(PLACES - i);
+            }
+        }
+    }
+    zmlx_columns_sort<WIDTH>(keys, best);
+    for (int turn = 1; turn < TURNS; ++turn) {
+        zmlx_columns_merge<WIDTH>(keys + turn * DEPTH * WIDTH, best);
+    }
+    if (SPAN == 16) {
+        zmlx_columns_fold<WIDTH, WIDTH / 2>(best, keys);
+        zmlx_columns_fold<WIDTH, WIDTH / 4>(keys, best);
+    }
+    if (SPAN > 1) {
+        zmlx_columns_fold<WIDTH, 2 * ROWS>(best, keys);
+        zmlx_columns_fold<WIDTH, ROWS>(keys, best);
+    }
+    for (int k = 0; k < K; ++k) {
+        for (int r = 0; r < ROWS; ++r) {
+            const uint key = best[k * WIDTH + r];
+            const uint place = uint(PLACES) - (key & uint(PLACES));
+            chosen[k * ROWS + r] = int(place);
+            // All lower bits of a negative number's rank are ones.
+            held[k * ROWS + r] = SHORT
+                ? (key & ~uint(PLACES)) | (key >> 31 ? 0u : uint(PLACES))
+                : rank[r * SLOTS + place];
+        }
+    }
+"""
