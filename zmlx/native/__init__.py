@@ -178,7 +178,9 @@ def _locked(path: Path) -> Iterator[None]:
 def _units() -> list[tuple[str, str, list[Path]]]:
     """Name, level of optimisation and sources of every unit, the longest first, so that none is
     left to run alone."""
-    mlx, hot, rest = [], [], []
+    mlx: list[Path] = []
+    hot: list[Path] = []
+    rest: list[Path] = []
     for source in _sources():
         group = mlx if source.stem in AGAINST_MLX else hot if source.stem in HOT else rest
         group.append(source)
