@@ -141,6 +141,57 @@ def test_no_keys_are_nan_and_with_sinks_zero():
     assert np.isfinite(out[1]).all()
 
 
+# ---- gradients -----------------------------------------------------------------------------------
+
+
+def assert_gradients(function, plain, *inputs):
+    """Gradients of a weighted sum of both are alike: sums of up to 300 terms, each within a few
+    roundings of the largest gradient."""
+    out = plain(*inputs)
+    cotangent = arrays(out.shape, seed=5)[0]
+    both = [mx.vjp(f, list(inputs), [cotangent])[1] for f in (function, plain)]
+    for got, want in zip(*both, strict=True):
+        limit = 32 * 2.0**-23 * np.abs(np.array(want)).max()
+        np.testing.assert_allclose(got, want, rtol=0, atol=limit)
+
+
+def test_decode_has_the_gradients_of_the_plain_op():
+    q, k, v = qkv(keys=70)
+    assert_gradients(
+        lambda q, k, v, s: decode_attention(q, k, v, sinks=s, causal=True),
+        lambda q, k, v, s: scaled_dot_product_attention(q, k, v, sinks=s, causal=True),
+        q, k, v, mx.array([0.5, -1.0, 2.0, 0.0]),
+    )  # fmt: skip
+
+
+def test_paged_has_the_gradients_of_the_plain_op():
+    (q,) = arrays((1, 4, 2, 32))
+    k, v = arrays((6, 16, 2, 32), (6, 16, 2, 32), seed=1)
+    table = mx.array([[3, 1, 4, 0, 5]])
+
+    def dense(x):
+        return x[table].reshape(1, 80, 2, 32)[:, :70].transpose(0, 2, 1, 3)
+
+    assert_gradients(
+        lambda q, k, v: paged_attention(q, k, v, table, mx.array([70]), causal=True),
+        lambda q, k, v: scaled_dot_product_attention(q, dense(k), dense(v), causal=True),
+        q, k, v,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantized_has_the_gradients_of_the_plain_op(bits):
+    q, k, v = qkv(d=64, v=64, keys=70)
+    (k, *some_k), (v, *some_v) = (mx.quantize(x, 32, bits) for x in (k, v))
+    assert_gradients(
+        lambda q, *some: quantized_attention(q, k, *some[:2], v, *some[2:], bits=bits),
+        lambda q, *some: scaled_dot_product_attention(
+            q, mx.dequantize(k, *some[:2], 32, bits), mx.dequantize(v, *some[2:], 32, bits)
+        ),
+        q, *some_k, *some_v,
+    )  # fmt: skip
+
+
 # ---- values that only the device knows ----------------------------------------------------------
 
 

@@ -521,6 +521,16 @@ def test_a_kernel_failure_raises_at_eval_and_leaves_the_process_well() -> None:
     assert core.launch(launch, (small,)).tolist() == [1] * 16
 
 
+def test_a_prefetch_is_a_hint_that_any_address_will_do_for() -> None:
+    source = """
+    uint i = thread_position_in_grid.x;
+    ZMLX_PREFETCH(x + (size_t(i) << 40));
+    o[i] = x[i] + 1;
+    """
+    launch = prepare(kernel("hint", source), (x16,))
+    assert mx.array_equal(core.launch(launch, (x16,)), x16 + 1)
+
+
 def test_many_failures_block_nothing() -> None:
     """MLX goes on counting a task whose enqueuing an earlier error has stopped."""
     fails = prepare(kernel("strict", 'if (x[0] == 0) { ZMLX_FAIL("x", 0); } o[0] = 1;'), (x16,))

@@ -17,12 +17,17 @@ from functools import cache
 
 from ..metal import KernelSpec
 from .attention_text import fill
-from .decode_cache import NAMES, PAGED, QUANTIZED, ROWS, Cache, load
+from .decode_cache import NAMES, PAGED, QUANTIZED, ROWS, Cache, load, prefetch, scales
 
 HEADER = """\
 // ZMLX_FAIL reports a value that only the kernel sees; the CPU target defines it to record it.
 #ifndef ZMLX_FAIL
 #define ZMLX_FAIL(argument, value)
+#endif
+
+// ZMLX_PREFETCH asks for what is wanted soon; the CPU target defines it.
+#ifndef ZMLX_PREFETCH
+#define ZMLX_PREFETCH(pointer)
 #endif
 
 // sums[i] = x[2i] + x[2i + 1].
@@ -97,12 +102,33 @@ for (int r = 0; r < ROWS; ++r) {
 // Rows of the cache, whole registers each.
 float tile[KEYS * (SLOTS > SLOTS_V ? SLOTS : SLOTS_V)];
 float part[TPR == 1 ? KEYS * 16 : 1], half_[TPR == 1 ? KEYS * 8 : 1];
+@scales
+// Where the rows of a tile are is known one tile early, to have them on their way.
+size_t rows_k[KEYS], rows_v[KEYS], next_k[KEYS], next_v[KEYS];
+for (int key = 0; key < KEYS && low < to; ++key) {
+    const int position = min(low + key, to - 1);
+    @row
+    next_k[key] = row_k;
+    next_v[key] = row_v;
+}
 for (int start = low; start < to; start += KEYS) {
     const int count = min(KEYS, to - start);
     float s[ROWS * KEYS];
+    for (int key = 0; key < KEYS; ++key) {
+        rows_k[key] = next_k[key];
+        rows_v[key] = next_v[key];
+    }
+    if (start + KEYS < to) {
+        for (int key = 0; key < KEYS; ++key) {
+            const int position = min(start + KEYS + key, to - 1);
+            @row
+            next_k[key] = row_k;
+            next_v[key] = row_v;
+        }
+    }
     @clear_k
+    @scales_k
     for (int key = 0; key < count; ++key) {
-        @row
         @load_k
     }
     for (int r = 0; r < ROWS; ++r) {
@@ -117,6 +143,7 @@ for (int start = low; start < to; start += KEYS) {
                 }
             }
             if (TPR == 1) {
+                @prefetch_v
                 for (int u = 0; u < WIDE / 2; ++u) {
                     part[key * (WIDE / 2) + u] = sums[u] + sums[(u + WIDE / 2) % WIDE];
                 }
@@ -169,8 +196,8 @@ for (int start = low; start < to; start += KEYS) {
         }
     }
     @clear_v
+    @scales_v
     for (int key = 0; key < count; ++key) {
-        @row
         @load_v
     }
     for (int e = 0; e < SLOTS_V; e += WIDE) {
@@ -181,6 +208,9 @@ for (int start = low; start < to; start += KEYS) {
             }
         }
         for (int key = 0; key < KEYS; ++key) {
+            if (TPR == 1) {
+                @prefetch_k
+            }
             for (int r = 0; r < ROWS; ++r) {
                 const float p = s[r * KEYS + key];
                 for (int u = 0; u < WIDE; ++u) {
@@ -211,6 +241,12 @@ for (int r = 0; r < ROWS && first + r < rows; ++r) {
         weight[at] = good ? total[r] : NAN;
     }
 }
+"""
+
+#: Scales and biases of a tile, which one thread has all to itself.
+_SCALES = """\
+constexpr int GROUPS = KEYS * (D > DV ? D : DV) / GROUP;
+float scales[TPR == 1 ? GROUPS : 1], biases[TPR == 1 ? GROUPS : 1];
 """
 
 _LENGTH = """\
@@ -281,8 +317,13 @@ def spans(form: Cache) -> KernelSpec:
         row=ROWS[form.kind],
         clear_k=_CLEAR.replace("@", ""),
         clear_v=_CLEAR.replace("@", "_V"),
+        scales=_SCALES if form.kind == QUANTIZED else "",
+        scales_k=scales(form, "k"),
+        scales_v=scales(form, "v"),
         load_k=load(form, "k"),
         load_v=load(form, "v"),
+        prefetch_k=prefetch(form, "k", "next_k[key]", "e / WIDE", "(SLOTS_V / WIDE)"),
+        prefetch_v=prefetch(form, "v", "rows_v[key]", "r", "ROWS"),
         scores=_scores(form),
     )
     inputs = tuple(n for n in form.inputs if n != "sinks")

@@ -66,7 +66,8 @@ def paged_attention(
 
     Returns:
         (B, H, L, V) in q's dtype. A block or a length that is out of range makes its batch NaN; on
-        the CPU the evaluation raises.
+        the CPU the evaluation raises. Gradients are those of plain MLX, for q, the caches and
+        sinks.
 
     Kwon et al. 2023, arXiv:2309.06180.
     """

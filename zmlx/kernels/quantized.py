@@ -71,7 +71,8 @@ def quantized_attention(
         lengths, sinks, scale, causal, window, softcap: as in `decode_attention`.
 
     Returns:
-        (B, H, L, V) in q's dtype.
+        (B, H, L, V) in q's dtype. Gradients are those of plain MLX, for q, scales, biases and
+        sinks.
     """
     op = NAMES[QUANTIZED]
     check_array(op, "q", q)

@@ -1,8 +1,10 @@
 // section abi; needs builtins intrinsics; tokens *
 // What every kernel is framed with: where its threads are, what it is called with.
 
-// Only the CPU target can report a value that a kernel finds out of range.
+// Only the CPU target can report a value that a kernel finds out of range, and only it has to wait
+// for memory: here other warps work meanwhile.
 #define ZMLX_FAIL(argument, value)
+#define ZMLX_PREFETCH(pointer)
 
 // ZK_GEOMETRY says how a launch covers Metal's grid of threads:
 //   0 exact   no threadgroup is cut off: CUDA's own indices are Metal's

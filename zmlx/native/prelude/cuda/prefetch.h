@@ -1,0 +1,2 @@
+// section prefetch
+// ZMLX_PREFETCH does nothing here: see platform.h.
