@@ -16,7 +16,7 @@ def drawn(inputs: Iterable[Operand]) -> tuple[Operand, ...]:
 
 def header(inputs: Iterable[Operand]) -> str:
     """The functions that draws call."""
-    return msl.header_for("zmlx_draw") if drawn(inputs) else ""
+    return msl.header_for("zmlx_draw ZMLX_UNIFORMS") if drawn(inputs) else ""
 
 
 def add_keys(body: Body, inputs: Iterable[Operand]) -> None:
@@ -32,15 +32,9 @@ def add_row_counters(body: Body, inputs: Iterable[Operand]) -> None:
 
 
 def add_block(body: Body, x: Operand, width: str, first: str) -> None:
-    """Numbers for `width` elements, a multiple of four, from counter `first` on: four of them per
-    call, in a loop that vectorises."""
+    """Numbers for `width` elements, a multiple of four, from counter `first` on."""
     body.add(f"float {x.name}_drawn[{width}];")
-    body.open(f"for (uint q_ = 0; q_ < {width} / 4; ++q_)")
-    body.add(f"const zmlx_words words_ = zmlx_philox({first} + q_, {x.name}_key);")
-    for n, word in enumerate("abcd"):
-        spot = "4 * q_" + (f" + {n}" if n else "")
-        body.add(f"{x.name}_drawn[{spot}] = zmlx_uniform(words_.{word});")
-    body.close()
+    body.add(f"ZMLX_UNIFORMS({x.name}_drawn, {width}, {first}, {x.name}_key);")
 
 
 def draw(x: Operand, first: str, index: str) -> str:

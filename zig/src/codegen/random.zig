@@ -14,7 +14,7 @@ pub fn anyDrawn(inputs: []const Operand) bool {
 
 /// The functions that draws call.
 pub fn header(arena: std.mem.Allocator, inputs: []const Operand) Error![]const u8 {
-    return if (anyDrawn(inputs)) msl.headerFor(arena, "zmlx_draw") else "";
+    return if (anyDrawn(inputs)) msl.headerFor(arena, "zmlx_draw ZMLX_UNIFORMS") else "";
 }
 
 /// The key of every random operand.
@@ -37,18 +37,10 @@ pub fn addRowCounters(body: *Body, inputs: []const Operand) Error!void {
 /// Numbers for `width` elements, a multiple of four, from counter `first` on.
 pub fn addBlock(body: *Body, x: Operand, width: []const u8, first: []const u8) Error!void {
     try body.add("float {s}_drawn[{s}];", .{ x.name, width });
-    try body.open("for (uint q_ = 0; q_ < {s} / 4; ++q_)", .{width});
     try body.add(
-        "const zmlx_words words_ = zmlx_philox({s} + q_, {s}_key);",
-        .{ first, x.name },
+        "ZMLX_UNIFORMS({s}_drawn, {s}, {s}, {s}_key);",
+        .{ x.name, width, first, x.name },
     );
-    for ([_][]const u8{ "", " + 1", " + 2", " + 3" }, "abcd") |offset, word| {
-        try body.add(
-            "{s}_drawn[4 * q_{s}] = zmlx_uniform(words_.{c});",
-            .{ x.name, offset, word },
-        );
-    }
-    try body.close();
 }
 
 /// The number of one element, where no block is.

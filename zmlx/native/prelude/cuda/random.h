@@ -1,0 +1,2 @@
+// section random
+// A thread draws one counter at a time, as the header has it.

@@ -1,0 +1,96 @@
+// section random; needs base; tokens ZMLX_UNIFORMS
+// ZMLX_UNIFORMS(out, count, first, key): the header's zmlx_uniforms for a vector of counters at a
+// time. Philox multiplies 32 by 32 bits to 64. x86 has that for vectors, but g++ does not find it:
+// it multiplies 64 by 64 bits, in three times as many steps.
+
+namespace metal {
+
+#if defined(__AVX512F__)
+using zk_lanes = unsigned long long __attribute__((vector_size(64)));
+#else
+using zk_lanes = unsigned long long __attribute__((vector_size(32)));
+#endif
+using zk_lane_words = uint __attribute__((vector_size(sizeof(zk_lanes))));
+using zk_lane_ints = int __attribute__((vector_size(sizeof(zk_lanes))));
+using zk_lane_floats = float __attribute__((vector_size(sizeof(zk_lanes)), aligned(4)));
+inline constexpr uint zk_counters = sizeof(zk_lanes) / 8;
+
+// The low words of a times `factor`, below 2^32.
+static inline __attribute__((always_inline)) zk_lanes zk_product(zk_lanes a, zk_lanes factor) {
+#if defined(__AVX512F__) && !defined(__clang__)
+  using zk_signed = long long __attribute__((vector_size(64)));
+  return (zk_lanes)__builtin_ia32_pmuludq512_mask((zk_lane_ints)a, (zk_lane_ints)factor,
+                                                  (zk_signed)a, 0xff);
+#elif defined(__AVX2__) && !defined(__clang__)
+  return (zk_lanes)__builtin_ia32_pmuludq256((zk_lane_ints)a, (zk_lane_ints)factor);
+#else
+  return (a & 0xffffffffull) * factor;
+#endif
+}
+
+// The four words of every counter, one after the other: two counters' halves lie in turn.
+static inline __attribute__((always_inline)) void zk_store_uniforms(float* out, zk_lanes ab,
+                                                                    zk_lanes cd) {
+#if defined(__clang__) && defined(__AVX512F__)
+  zk_lanes low = __builtin_shufflevector(ab, cd, 0, 8, 1, 9, 2, 10, 3, 11);
+  zk_lanes high = __builtin_shufflevector(ab, cd, 4, 12, 5, 13, 6, 14, 7, 15);
+#elif defined(__clang__)
+  zk_lanes low = __builtin_shufflevector(ab, cd, 0, 4, 1, 5);
+  zk_lanes high = __builtin_shufflevector(ab, cd, 2, 6, 3, 7);
+#elif defined(__AVX512F__)
+  zk_lanes low = __builtin_shuffle(ab, cd, zk_lanes{0, 8, 1, 9, 2, 10, 3, 11});
+  zk_lanes high = __builtin_shuffle(ab, cd, zk_lanes{4, 12, 5, 13, 6, 14, 7, 15});
+#else
+  zk_lanes low = __builtin_shuffle(ab, cd, zk_lanes{0, 4, 1, 5});
+  zk_lanes high = __builtin_shuffle(ab, cd, zk_lanes{2, 6, 3, 7});
+#endif
+  auto uniform = [](zk_lanes words) __attribute__((always_inline)) {
+    return __builtin_convertvector((zk_lane_ints)((zk_lane_words)words >> 8), zk_lane_floats) *
+           0x1p-24f;
+  };
+  *(zk_lane_floats*)out = uniform(low);
+  *(zk_lane_floats*)(out + 2 * zk_counters) = uniform(high);
+}
+
+// 4 * VECTORS * zk_counters numbers. Several vectors hide the latency of the products.
+template <int VECTORS>
+static inline void zk_draw(float* out, ulong first, ulong key) {
+  zk_lanes a[VECTORS], b[VECTORS], c[VECTORS] = {}, d[VECTORS] = {};
+  for (int v = 0; v < VECTORS; ++v) {
+    for (uint lane = 0; lane < zk_counters; ++lane) a[v][lane] = first + v * zk_counters + lane;
+    b[v] = a[v] >> 32;
+  }
+  uint k0 = uint(key), k1 = uint(key >> 32);
+#pragma GCC unroll 10
+  for (int round = 0; round < 10; ++round) {
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v) {
+      zk_lanes p = zk_product(a[v], zk_lanes{} + 0xD2511F53ull);
+      zk_lanes q = zk_product(c[v], zk_lanes{} + 0xCD9E8D57ull);
+      a[v] = (q >> 32) ^ b[v] ^ (unsigned long long)k0, b[v] = q;
+      c[v] = (p >> 32) ^ d[v] ^ (unsigned long long)k1, d[v] = p;
+    }
+    k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+  }
+  for (int v = 0; v < VECTORS; ++v) {
+    zk_lanes low = zk_lanes{} + 0xffffffffull;
+    zk_store_uniforms(out + 4 * zk_counters * v, b[v] << 32 | (a[v] & low),
+                      d[v] << 32 | (c[v] & low));
+  }
+}
+
+static inline void zk_uniforms(float* out, uint count, ulong first, ulong key) {
+  constexpr uint one = 4 * zk_counters, four = 4 * one;
+  uint done = 0;
+  for (; done + four <= count; done += four) zk_draw<4>(out + done, first + done / 4, key);
+  for (; done + one <= count; done += one) zk_draw<1>(out + done, first + done / 4, key);
+  if (done < count) {
+    float rest[one];
+    zk_draw<1>(rest, first + done / 4, key);
+    for (uint i = done; i < count; ++i) out[i] = rest[i - done];
+  }
+}
+
+}  // namespace metal
+
+#define ZMLX_UNIFORMS(out, count, first, key) metal::zk_uniforms(out, count, first, key)
