@@ -11,7 +11,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from small_models import LEFT_OUT, build, names
 
 import zmlx
-from zmlx.patching.replace import plan_of
+from zmlx.patching.plans import plan_of
 
 FAMILIES = (
     "llama", "qwen3", "gemma3_text", "mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "olmo2",
