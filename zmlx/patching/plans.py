@@ -275,10 +275,10 @@ class ExpertsPlan(Plan):
 
     def experts(self, module: Any) -> Experts:
         """The networks as they are now: quantised, with LoRA layers or plain."""
-        gate, up, down = (child_of(module, path) for path in (self.gate, self.up, self.down))
-        plain = all(
-            type(p) is self.linear and set(p.keys()) == {"weight"} for p in (gate, up, down)
-        )
+        parts: list[Any] = [child_of(module, path) for path in (self.gate, self.up, self.down)]
+        same = [type(p) for p in parts] == [self.linear] * 3
+        plain = same and all(p.keys() == {"weight"} for p in parts)
+        gate, up, down = parts
         unit, fused = F.gated[self.unit], plain and self.unit == "swiglu"
         return Experts(gate, up, down, lambda u, g: unit(g, u), self.count, fused)
 
