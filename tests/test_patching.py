@@ -12,7 +12,7 @@ from small_models import LEFT_OUT, build, names
 
 import zmlx
 from zmlx import patching
-from zmlx.patching.replace import plan_of
+from zmlx.patching.plans import plan_of
 
 FAMILIES = (
     "llama", "qwen3", "gemma3_text", "mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "olmo2",

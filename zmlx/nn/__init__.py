@@ -8,7 +8,10 @@ dropout        Dropout
 activations    functions and layers
 mlp            GatedMLP SwiGLU GeGLU
 positions      RoPE
+experts        SwitchLinear QuantizedSwitchLinear SwitchGLU, stacked as mlx-lm's
+moe            MoE (router and experts)
 attention      MultiHeadAttention, Attention (grouped keys and values, cache)
+paged          PagedAttention slot_mapping reshape_and_cache
 losses         cross_entropy linear_cross_entropy
 convert        a tree of mlx.nn layers to these, in one call
 """
@@ -26,8 +29,11 @@ from .activations import FUNCTIONS, LAYERS
 from .attention import Attention, MultiHeadAttention
 from .convert import convert
 from .dropout import Dropout
+from .experts import QuantizedSwitchLinear, SwitchGLU, SwitchLinear
 from .mlp import GatedMLP, GeGLU, SwiGLU
+from .moe import MoE
 from .normalization import GroupNorm, LayerNorm, RMSNorm
+from .paged import PagedAttention, reshape_and_cache, slot_mapping
 from .positions import RoPE
 
 _CHOSEN: dict[str, Any] = {**FUNCTIONS, **LAYERS}
@@ -39,12 +45,19 @@ __all__ = [
     "GeGLU",
     "GroupNorm",
     "LayerNorm",
+    "MoE",
     "MultiHeadAttention",
+    "PagedAttention",
+    "QuantizedSwitchLinear",
     "RMSNorm",
     "RoPE",
     "SwiGLU",
+    "SwitchGLU",
+    "SwitchLinear",
     "convert",
     "losses",
+    "reshape_and_cache",
+    "slot_mapping",
 ]
 __all__ += sorted(_CHOSEN)
 

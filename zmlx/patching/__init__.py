@@ -10,7 +10,10 @@ graph equals a known one and a probe on random arrays agrees.
 capture     the graph of a function, as numbers that can be compared
 wiring      how a module calls its children
 templates   what is looked for
-match       the plan for a module
+match       the plan for a module with children
+leaves      the plan for one without
+mixtures    the plan for experts and routers
+routing     the routers that are looked for
 plans       what runs instead
 probe       the check before a plan is put in place
 head        the head and loss of a language model
@@ -34,9 +37,9 @@ from ..choice import catalogue, choice
 from ..nn.choosing import TYPICAL_ROWS
 from .head import find_head, head_of, lm_loss, put_head, restore_head
 from .match import Matcher
-from .plans import AttentionPlan, DropoutPlan, Plan
+from .plans import AttentionPlan, DropoutPlan, Plan, plan_of
 from .probe import own_dtype, probe
-from .replace import Keys, parents, plan_of, put, put_copy, restore
+from .replace import Keys, parents, put, put_copy, restore
 from .report import Replaced, Report, Skipped
 from .wiring import UnmatchedError, child_of, is_opaque
 
@@ -49,6 +52,8 @@ KINDS = (
     "activation",
     "gated",
     "mlp",
+    "router",
+    "experts",
     "rope",
     "attention",
     "dropout",

@@ -10,37 +10,29 @@ import mlx.core as mx
 import mlx.nn as mnn
 
 from ..nn import functional as F
-from .capture import Graphs
+from .leaves import FLOATS, LEADS, Leaves
+from .mixtures import Mixtures
 from .plans import (
-    ActivationPlan,
     Add,
     AddNorm,
     AttentionPlan,
     BlockPlan,
     CallChild,
     DropoutPlan,
-    GatePlan,
     MLPPlan,
     NormPlan,
     Plan,
-    RopePlan,
 )
-from .templates import ACTIVATIONS, GATED, Norm, norms, packed
+from .templates import ACTIVATIONS, GATED, Norm, packed
 from .wiring import (
     Call,
     UnmatchedError,
     Wiring,
     child_of,
     parameters_of_call,
-    shadow,
     widths,
     wiring,
 )
-
-FLOATS = (mx.float32, mx.float16, mx.bfloat16)
-
-#: Axes before the last that a module is traced with: rows, a batch of prompts, heads.
-LEADS = ((3,), (2, 3), (2, 2, 3))
 
 #: Leaves that are never candidates, so that a report does not list them.
 _OTHER_LEAVES = (
@@ -51,14 +43,13 @@ _OTHER_LEAVES = (
 _ATTENTION = ("scaled_dot_product_attention",)
 
 
-class Matcher:
+class Matcher(Mixtures, Leaves):
     """Plans for the modules of a model. Modules of one class with the same attributes and shapes
     of parameters are captured once."""
 
     def __init__(self) -> None:
-        self._graphs = Graphs()
+        super().__init__()
         self._known: dict[Any, Plan | UnmatchedError] = {}
-        self._captured: dict[Any, list[int]] = {}
 
     def plan(self, module: mnn.Module) -> Plan | None:
         """The plan, None for a module that is no candidate; raises `UnmatchedError` with a reason
@@ -82,187 +73,19 @@ class Matcher:
             axes = frozenset((d, n) for d in FLOATS for n in range(9))
             return DropoutPlan("dropout", "dropout", 4096, axes)
         if not _children(module):
-            return self._leaf(module)
+            return self._router(module) or self._leaf(module)
         attention = attention_methods(type(module))
         if attention:
             width = getattr(module, "head_dim", 128)
             width = width if isinstance(width, int) else 128
             return AttentionPlan("attention", F.ATTENTION, width, frozenset(), attention)
-        return self._mlp(module) or self._block(module)
-
-    # -- leaves --
-
-    def _leaf(self, module: mnn.Module) -> Plan | None:
-        arrays = {k: v for k, v in module.items() if isinstance(v, mx.array)}
-        if (
-            len(arrays) != len(module)
-            or len(arrays) > 2
-            or any(v.ndim != 1 for v in arrays.values())
-        ):
-            return None
         try:
-            parameters = parameters_of_call(module)
-        except (UnmatchedError, ValueError, TypeError):
-            return None
-        required = [p for p in parameters if p.default is p.empty]
-        rope = self._rope(module, [p.name for p in parameters])
-        if rope is not None:
-            return rope
-        if len(required) == 2 and not arrays:
-            return self._gate(module)
-        if len(required) != 1:
-            return None
-        width = next(iter(arrays.values())).shape[0] if arrays else _width_attribute(module)
-        found = self._norm(module, arrays, width) or self._activation(module, arrays, width)
-        if found is None and (arrays or any("eps" in k for k in vars(module))):
-            raise UnmatchedError("its graph equals no norm and no activation")
-        return found
-
-    def _rope(self, module: mnn.Module, parameters: list[str]) -> Plan | None:
-        """A rotation by position with the attributes of `mlx.nn.RoPE`, or wavelengths."""
-        if len(parameters) != 2 or parameters[1] != "offset":
-            return None
-        own = vars(module)
-        if not isinstance(own.get("dims"), int) or not isinstance(own.get("traditional"), bool):
-            return None
-        arrays = [k for k, v in module.items() if isinstance(v, mx.array)]
-        freqs = arrays[0] if len(arrays) == 1 else None
-        base = own.get("base") if freqs is None else None
-        if arrays[1:] or (freqs is None and not isinstance(base, (int, float))):
-            return None
-        scale, verified = own.get("scale", 1.0), set()
-        offsets = (0, 3, mx.array(3), mx.array([1, 2]))
-
-        def template(x: mx.array, offset: Any) -> Any:
-            wavelengths = None if freqs is None else getattr(module, freqs)
-            return [
-                mx.fast.rope(
-                    x, module.dims, traditional=module.traditional, base=base, scale=scale,
-                    offset=offset, freqs=wavelengths,
-                )
-            ]  # fmt: skip
-
-        for lead in ((2, 5), (2, 3, 5)):
-            for dtype in FLOATS:
-                x = mx.zeros((*lead, module.dims), dtype)
-                try:
-                    if all(
-                        self._graphs.capture(
-                            lambda x, o=offset: [type(module).__call__(module, x, o)], [x]
-                        )
-                        == self._graphs.capture(lambda x, o=offset: template(x, o), [x])
-                        for offset in offsets
-                    ):
-                        verified.add((dtype, len(lead) + 1))
-                except Exception:
-                    continue
-        if not verified:
-            raise UnmatchedError("it turns by position in another way than mx.fast.rope")
-        return RopePlan("rope", "rope", module.dims, frozenset(verified), freqs)
-
-    def _norm(self, module: mnn.Module, arrays: dict[str, mx.array], width: int) -> Plan | None:
-        for norm in norms(module):
-            names = [n for n in (norm.weight, norm.bias) if n is not None]
-
-            def template(
-                x: mx.array, *given: mx.array, norm: Norm = norm, names: Any = names
-            ) -> Any:
-                by_name = dict(zip(names, given, strict=True))
-                weight = by_name.get(norm.weight)
-                return [norm.in_mlx(x, weight, by_name.get(norm.bias))]
-
-            verified = self._compare(module, arrays, names, width, template, ("norm", norm, width))
-            if verified:
-                return NormPlan("norm", norm.op, width, verified, norm)
-        return None
-
-    def _activation(
-        self, module: mnn.Module, arrays: dict[str, mx.array], width: int
-    ) -> Plan | None:
-        if arrays:
-            return None
-        for name, function in ACTIVATIONS:
-            verified = self._compare(
-                module, {}, [], width, lambda x, f=function: [f(x)], ("act", id(function), width)
-            )
-            if verified:
-                return ActivationPlan("activation", F.ACTIVATIONS[name], width, verified, name)
-        return None
-
-    def _compare(
-        self,
-        module: mnn.Module,
-        arrays: dict[str, mx.array],
-        names: Sequence[str],
-        width: int,
-        template: Callable[..., Any],
-        key: Any,
-    ) -> frozenset[tuple[mx.Dtype, int]]:
-        """The dtypes and numbers of axes for which module and template have the same graph, in
-        training and not."""
-        verified: set[tuple[mx.Dtype, int]] = set()
-        for lead in LEADS:
-            for dtype in FLOATS:
-                x = mx.zeros((*lead, width), dtype)
-                own = [arrays[n] for n in names]
-
-                def call(x: mx.array, *given: mx.array, training: bool = False) -> Any:
-                    twin = shadow(module, dict(zip(names, given, strict=True)))
-                    twin.__dict__["_training"] = training
-                    return [type(module).__call__(twin, x)]
-
-                try:
-                    ours = self._graphs.capture(call, [x, *own])
-                    if ours != self._template(key, template, x, own):
-                        if not verified:
-                            return frozenset()  # the first comparison decides for most
-                        continue
-                    if ours != self._graphs.capture(
-                        lambda x, *g: call(x, *g, training=True), [x, *own]
-                    ):
-                        continue
-                except Exception:
-                    if not verified:
-                        return frozenset()
-                    continue
-                verified.add((dtype, len(lead) + 1))
-        return frozenset(verified)
-
-    def _template(
-        self, key: Any, template: Callable[..., Any], x: mx.array, own: Sequence[mx.array]
-    ) -> list[int]:
-        full = (key, x.shape, x.dtype, tuple((a.shape, a.dtype) for a in own))
-        found = self._captured.get(full)
-        if found is None:
-            found = self._captured[full] = self._graphs.capture(template, [x, *own])
-        return found
-
-    def _gate(self, module: mnn.Module) -> Plan | None:
-        for op, function in GATED:
-            for first in (True, False):
-                verified: set[tuple[mx.Dtype, int]] = set()
-                for lead in (*LEADS, (2, 2, 2, 3)):
-                    for dtype in FLOATS:
-                        x = mx.zeros((*lead, 16), dtype)
-                        try:
-                            ours = self._graphs.capture(
-                                lambda a, b: [type(module).__call__(module, a, b)], [x, x]
-                            )
-                            theirs = self._graphs.capture(
-                                lambda a, b, f=function, first=first: [
-                                    f(a, b) if first else f(b, a)
-                                ],
-                                [x, x],
-                            )
-                        except Exception:
-                            continue
-                        if ours == theirs:
-                            verified.add((dtype, len(lead) + 1))
-                if verified:
-                    return GatePlan("gated", op, 4096, frozenset(verified), first)
-        return None
-
-    # -- modules with children --
+            mixture = self._experts(module) or self._mixture(module)
+        except UnmatchedError as reason:
+            if (block := self._block(module)) is None:
+                raise reason from None
+            return block
+        return mixture or self._mlp(module) or self._block(module)
 
     def _wirings(
         self, module: mnn.Module, leads: Sequence[tuple[int, ...]]
@@ -509,15 +332,6 @@ def _plain(call: Call) -> bool:
         and len(call.arguments) == 1
         and isinstance(call.arguments[0], int)
     )
-
-
-def _width_attribute(module: mnn.Module) -> int:
-    """Row length to try for a module without parameters."""
-    for name in ("dims", "dim", "head_dim", "hidden_size"):
-        value = getattr(module, name, None)
-        if isinstance(value, int) and 0 < value <= 1 << 16:
-            return value
-    return 16
 
 
 def _short(error: Exception) -> str:

@@ -15,14 +15,25 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..arguments import INDICES
 from ..choice import Choice, choice
 from ..nn import functional as F
 from ..nn.choosing import TYPICAL_ROWS
 from ..nn.dropout import dropped
+from ..nn.expert_rows import Experts, combined, each
+from .routing import Routing
 from .templates import Norm
 from .wiring import Given, child_of
 
 Verified = frozenset[tuple[mx.Dtype, int]]
+
+#: The attribute of a module that holds its plan.
+PLAN = "_zmlx_plan"
+
+
+def plan_of(module: nn.Module) -> Any:
+    """The plan that a module runs, None if it is not patched."""
+    return vars(module).get(PLAN) if hasattr(type(module), "_zmlx_class") else None
 
 
 @dataclass(frozen=True)
@@ -150,6 +161,18 @@ class Add:
 
 
 @dataclass(frozen=True)
+class Mix:
+    """A step: routes the array in a register by the logits in another, and adds up what the experts
+    at a path return for it."""
+
+    x: int
+    logits: int
+    path: str
+    routing: Routing
+    top_k: int
+
+
+@dataclass(frozen=True)
 class CallChild:
     """A step: a child's call; arguments are registers (int), `Given`, or a value in a tuple."""
 
@@ -200,6 +223,8 @@ class BlockPlan(Plan):
                 registers.append(call(*arguments, **{n: value(v) for n, v in step.keywords}))
             elif isinstance(step, Add):
                 registers.append(registers[step.left] + registers[step.right])
+            elif isinstance(step, Mix):
+                registers.append(_mix(module, step, registers))
             else:
                 registers.extend(_add_norm(module, step, registers))
         return registers[self.result]
@@ -219,6 +244,76 @@ def _add_norm(module: Any, step: AddNorm, registers: list[mx.array]) -> tuple[mx
     else:
         y, total = F.add_layer_norm(a, b, weight, bias, eps)
     return total, y.astype(a.dtype) if norm.spelling == "mx.fast in float32" else y
+
+
+def _mix(module: Any, step: Mix, registers: list[mx.array]) -> mx.array:
+    experts, x = child_of(module, step.path), registers[step.x]
+    weights, indices = step.routing.gate(registers[step.logits], None, step.top_k)
+    plan = plan_of(experts)
+    if isinstance(plan, ExpertsPlan) and (x.dtype, x.ndim) in plan.verified:
+        return combined(plan.experts(experts), x, weights, indices)
+    y = experts(x, indices)
+    return (y * weights[..., None]).sum(axis=-2).astype(y.dtype)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class ExpertsPlan(Plan):
+    """Stacked gated networks, of which each token gets some.
+
+    Attributes:
+        gate, up, down: paths of the projections.
+        count: how many experts there are.
+        linear: the class of projections that are known to be a gathered product of their weight.
+        unit: the gated unit.
+    """
+
+    gate: str
+    up: str
+    down: str
+    count: int
+    linear: type | None
+    unit: str
+
+    def experts(self, module: Any) -> Experts:
+        """The networks as they are now: quantised, with LoRA layers or plain."""
+        parts: list[Any] = [child_of(module, path) for path in (self.gate, self.up, self.down)]
+        same = [type(p) for p in parts] == [self.linear] * 3
+        plain = same and all(p.keys() == {"weight"} for p in parts)
+        gate, up, down = parts
+        unit, fused = F.gated[self.unit], plain and self.unit == "swiglu"
+        return Experts(gate, up, down, lambda u, g: unit(g, u), self.count, fused)
+
+    def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
+        if k or len(a) != 1 or (x.dtype, x.ndim) not in self.verified:
+            return original(module, x, *a, **k)
+        if a[0].ndim != x.ndim or a[0].dtype not in INDICES:
+            return original(module, x, *a, **k)
+        return each(self.experts(module), x, a[0])
+
+
+@dataclass(frozen=True)
+class RouterPlan(Plan):
+    """A module that is a router: the product with its weight, the choice, and the weights.
+
+    Attributes:
+        weight, bias: names of the parameters; the bias, or None, counts for the choice only.
+        indices_first: the order of what it returns.
+    """
+
+    weight: str
+    bias: str | None
+    routing: Routing
+    top_k: int
+    indices_first: bool
+
+    def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
+        if a or k or (x.dtype, x.ndim) not in self.verified:
+            return original(module, x, *a, **k)
+        bias = None if self.bias is None else module[self.bias]
+        if not self.routing.takes(bias):
+            return original(module, x)
+        weights, indices = self.routing.gate(x @ module[self.weight].T, bias, self.top_k)
+        return (indices, weights) if self.indices_first else (weights, indices)
 
 
 @dataclass(frozen=True)

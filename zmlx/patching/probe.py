@@ -17,7 +17,8 @@ import mlx.nn as nn
 from mlx.utils import tree_map
 
 from ..choice import prefer
-from .plans import AddNorm, BlockPlan, GatePlan, MLPPlan, Plan
+from .plans import AddNorm, BlockPlan, ExpertsPlan, GatePlan, MLPPlan, Plan, RouterPlan
+from .probe_mixtures import in_float32, stands, twins
 from .wiring import UnmatchedError, shadow
 
 _EPS = {mx.float32: 2.0**-23, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
@@ -56,32 +57,48 @@ def probe(module: nn.Module, plan: Plan, training: bool) -> None:
     axes = sorted(n for d, n in plan.verified if d == dtype)
     if not axes:
         raise UnmatchedError(f"its graph differs in {str(dtype).rpartition('.')[2]}")
-    twin = _isolated(module, plan)
+    if isinstance(plan, (ExpertsPlan, RouterPlan)):
+        for twin, x, of, more in twins(module, plan, dtype):
+            _compare(plan, twin, in_float32(twin), [x], of, more, dtype, training)
+        return
     width = _width(module, plan)
     shape = (*(2, 2, 2, 3)[4 - axes[-1] + 1 :], width)
-    x = mx.random.normal(shape, key=mx.random.key(7)).astype(dtype)
-    arrays = [x]
+    arrays = [mx.random.normal(shape, key=mx.random.key(7)).astype(dtype)]
     if isinstance(plan, GatePlan):
         arrays.append(mx.random.normal(shape, key=mx.random.key(8)).astype(dtype))
-    call = type(module).__call__
+    twin, wide = _isolated(module, plan), _isolated(_in_float32(module), plan)
+    _compare(plan, twin, wide, arrays, lambda y: y, _rest(plan), dtype, training)
+
+
+def _compare(
+    plan: Plan,
+    twin: Any,
+    wide: Any,
+    arrays: list[mx.array],
+    of: Callable[[Any], mx.array],
+    more: tuple[Any, ...],
+    dtype: mx.Dtype,
+    training: bool,
+) -> None:
+    """The plan and the module's own call, on a twin, and on one in float32."""
+    call = type(twin).__call__
 
     def original(*a: mx.array) -> mx.array:
-        return call(twin, *a, *_rest(plan))  # type: ignore[no-any-return]
+        return of(call(twin, *a, *more))
 
     def replaced(*a: mx.array) -> mx.array:
         with prefer("zmlx"):
-            return plan.run(twin, call, *a, *_rest(plan))  # type: ignore[no-any-return]
-
-    wide = _isolated(_in_float32(module), plan)
+            return of(plan.run(twin, call, *a, *more))
 
     def reference(*a: mx.array) -> mx.array:
-        return call(wide, *a, *_rest(plan))  # type: ignore[no-any-return]
+        return of(call(wide, *a, *more))
 
     _agree("output", [f(*a) for f, a in _with(original, replaced, reference, arrays)], dtype)
     if training:
-        cotangent = mx.random.normal(original(*arrays).shape, key=mx.random.key(9))
+        out = original(*arrays)
+        cotangent = mx.random.normal(out.shape, key=mx.random.key(9))
         gradients = [
-            mx.vjp(f, a, [cotangent.astype(a[0].dtype)])[1][0]
+            mx.vjp(f, a, [cotangent.astype(f(*a).dtype)])[1][0]
             for f, a in _with(original, replaced, reference, arrays)
         ]
         _agree("gradient", gradients, dtype)
@@ -125,20 +142,21 @@ def _rest(plan: Plan) -> tuple[Any, ...]:
 
 def _isolated(module: nn.Module, plan: Plan) -> Any:
     """The module with stand-ins for the children that the plan calls as they are."""
-    stands: dict[str, nn.Module] = {}
+    found: dict[str, nn.Module] = {}
     if isinstance(plan, MLPPlan):
         inner = 2 * plan.width if plan.unit == "packed" else plan.width
-        stands = {path: _Constant(inner, i) for i, path in enumerate(plan.inputs)}
-        stands[plan.output] = _Constant(inner if plan.unit != "packed" else plan.width, 99)
+        found = {path: _Constant(inner, i) for i, path in enumerate(plan.inputs)}
+        found[plan.output] = _Constant(inner if plan.unit != "packed" else plan.width, 99)
     elif isinstance(plan, BlockPlan):
         normed = {s.path for s in plan.steps if isinstance(s, AddNorm)}
         called = [s.path for s in plan.steps if not isinstance(s, AddNorm) and hasattr(s, "path")]
         for i, path in enumerate(called):
             if path not in normed:
-                stands[path] = _Constant(plan.width, i)
-    if not stands:
+                found[path] = _Constant(plan.width, i)
+        found.update(stands(plan))
+    if not found:
         return module
-    return _placed(module, stands)
+    return _placed(module, found)
 
 
 def _placed(module: Any, stands: dict[str, nn.Module]) -> Any:

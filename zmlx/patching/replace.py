@@ -18,17 +18,11 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..nn import functional as F
-from .plans import AttentionPlan, Plan
+from .plans import PLAN, AttentionPlan, Plan, plan_of
 from .probe import own_dtype
 from .wiring import shadow
 
 _ORIGINALS = "_zmlx_originals"
-_PLAN = "_zmlx_plan"
-
-
-def plan_of(module: nn.Module) -> Plan | None:
-    """The plan that a module runs, None if it is not patched."""
-    return vars(module).get(_PLAN) if hasattr(type(module), "_zmlx_class") else None
 
 
 def original_class(module: nn.Module) -> type[nn.Module]:
@@ -101,7 +95,7 @@ def _attention(
 def put(module: nn.Module, plan: Plan) -> None:
     """Makes a module run a plan."""
     methods = plan.methods if isinstance(plan, AttentionPlan) else ()
-    object.__setattr__(module, _PLAN, plan)
+    object.__setattr__(module, PLAN, plan)
     module.__class__ = _patched_class(type(module), methods)
 
 
@@ -149,7 +143,7 @@ def restore(module: nn.Module) -> bool:
     if plan_of(module) is None:
         return False
     module.__class__ = original_class(module)
-    vars(module).pop(_PLAN)
+    vars(module).pop(PLAN)
     return True
 
 

@@ -44,8 +44,8 @@ class Call:
 
 @dataclass
 class Wiring:
-    """Calls in their order, and what the module returns. Input 0 is the module's array, input
-    i + 1 is what call i returned."""
+    """Calls in their order, and what the module returns. Input 0 is the module's array (and the
+    next ones are those that it gets beside it), input i + 1 after them is what call i returned."""
 
     calls: list[Call]
     result: int
@@ -132,7 +132,7 @@ def stands(module: nn.Module, record: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _shapes(
-    module: nn.Module, x: mx.array, arguments: Mapping[str, Any]
+    module: nn.Module, arrays: Sequence[mx.array], arguments: Mapping[str, Any]
 ) -> list[tuple[tuple[int, ...], mx.Dtype]]:
     """Shapes and dtypes of what the children return, in order; nothing is computed."""
     found: list[tuple[tuple[int, ...], mx.Dtype]] = []
@@ -145,19 +145,19 @@ def _shapes(
         return y
 
     twin = shadow(module, stands(module, record))
-    type(module).__call__(twin, x, **arguments)
+    type(module).__call__(twin, *arrays, **arguments)
     return found
 
 
-def wiring(graphs: Graphs, module: nn.Module, x: mx.array) -> Wiring:
-    """The wiring of the module's call on an array like x."""
-    others = parameters_of_call(module)[1:]
+def wiring(graphs: Graphs, module: nn.Module, *arrays: mx.array) -> Wiring:
+    """The wiring of the module's call on arrays like these, which are its first arguments."""
+    others = parameters_of_call(module)[len(arrays) :]
     required = [p for p in others if p.default is p.empty]
-    shapes = _shapes(module, x, {p.name: None for p in required})
+    shapes = _shapes(module, arrays, {p.name: None for p in required})
     found: list[Wiring] = []
     tokens = {p.name: Given(p.name) for p in others}
     for given in (tokens, dict.fromkeys(tokens)) if tokens else (tokens,):
-        found.append(_trace(graphs, module, x, given, shapes))
+        found.append(_trace(graphs, module, arrays, given, shapes))
     if len(found) == 2 and _without_tokens(found[0]) != found[1].structure():
         raise UnmatchedError("what it computes depends on which arguments it gets")
     return found[0]
@@ -166,13 +166,14 @@ def wiring(graphs: Graphs, module: nn.Module, x: mx.array) -> Wiring:
 def _trace(
     graphs: Graphs,
     module: nn.Module,
-    x: mx.array,
+    own: Sequence[mx.array],
     given: Mapping[str, Any],
     shapes: Sequence[tuple[tuple[int, ...], mx.Dtype]],
 ) -> Wiring:
     pending: list[tuple[str, str, Any, Any]] = []
 
-    def traced(x: mx.array, *outputs: mx.array) -> list[mx.array]:
+    def traced(*inputs: mx.array) -> list[mx.array]:
+        outputs = inputs[len(own) :]
         arrays: list[mx.array] = []
 
         def argument(value: Any, path: str) -> Any:
@@ -198,12 +199,14 @@ def _trace(
                 raise UnmatchedError("its calls depend on its arguments")
             return outputs[len(pending) - 1]
 
-        result = type(module).__call__(shadow(module, stands(module, record)), x, **given)
+        result = type(module).__call__(
+            shadow(module, stands(module, record)), *inputs[: len(own)], **given
+        )
         if not isinstance(result, mx.array):
             raise UnmatchedError("it does not return one array")
         return [*arrays, result]
 
-    inputs = [x, *(mx.zeros(shape, dtype) for shape, dtype in shapes)]
+    inputs = [*own, *(mx.zeros(shape, dtype) for shape, dtype in shapes)]
     *arrays, result = graphs.capture(traced, inputs)
     if len(pending) != len(shapes):
         raise UnmatchedError("its calls depend on its arguments")

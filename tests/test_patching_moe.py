@@ -1,0 +1,238 @@
+"""Patched mixtures choose the same experts and return what they did."""
+
+import mlx.core as mx
+import mlx.nn as mnn
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.models.switch_layers import SwitchGLU
+from small_models import build
+from test_patching import ROUTED, greedy, quantized
+
+import zmlx
+from zmlx.patching.plans import plan_of
+
+#: Enough tokens that they are sorted by expert.
+LONG = mx.random.randint(0, 128, (2, 20), key=mx.random.key(6))
+
+
+@pytest.fixture(autouse=True)
+def kernels_run():
+    """Everything that is patched runs its kernel, whatever was measured here."""
+    with zmlx.prefer("zmlx"):
+        yield
+
+
+def routed(name, **given):
+    """A small model; where it chooses by a bias and groups, the router has weights and a bias that
+    groups are the same for."""
+    model = build(name, **given)
+    for _, module in model.named_modules():
+        if "e_score_correction_bias" in module:
+            module.weight = 0.3 * mx.random.normal(module.weight.shape)
+            module.e_score_correction_bias = mx.abs(module.e_score_correction_bias)
+    return model
+
+
+def near(a, b):
+    # The rounding of a few hundred float32 operations.
+    return mx.allclose(a, b, rtol=1e-3, atol=2e-5).item()
+
+
+@pytest.mark.parametrize("weights", ["float", "quantised"])
+@pytest.mark.parametrize("name", ROUTED)
+def test_routers_and_experts_are_found_and_say_the_same(name, weights):
+    model = routed(name)
+    if weights == "quantised":
+        quantized(model)
+    tokens, logits = greedy(model), model(LONG)
+    report = zmlx.patch(model, only=["router", "experts"])
+    layers = 3 if name == "deepseek_v3" else 4
+    assert report.kinds() == {"router": layers, "experts": layers}
+    fused = weights == "float" and name != "gpt_oss"  # which has biases and a unit of its own
+    assert {r.op for r in report.replaced} == {
+        "topk_gating", "expert_ffn" if fused else "moe_dispatch"
+    }  # fmt: skip
+    assert greedy(model) == tokens
+    assert near(model(LONG), logits)
+    assert zmlx.unpatch(model) == 2 * layers
+    assert mx.array_equal(model(LONG), logits)
+
+
+@pytest.mark.parametrize("name", ROUTED)
+def test_gradients_of_sorted_tokens(name):
+    model = routed(name)
+
+    def gradients():
+        def loss(model):
+            return mnn.losses.cross_entropy(model(LONG[:, :-1]), LONG[:, 1:]).mean()
+
+        return tree_flatten(mnn.value_and_grad(model, loss)(model)[1])
+
+    before = gradients()
+    report = zmlx.patch(model, mode="training", only=["router", "experts"])
+    assert set(report.kinds()) == {"router", "experts"}
+    for (path, a), (_, b) in zip(before, gradients(), strict=True):
+        # As in test_patching: the rounding of a few hundred float32 operations.
+        assert mx.abs(a - b).max().item() <= 2e-5 * max(mx.abs(a).max().item(), 1e-3), path
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ROUTED)
+def test_half_precision_is_probed_in_its_own_dtype(name, dtype):
+    """MLX multiplies float experts on the CPU in float32 alone, so that there is nothing to
+    compare them with; quantised ones are replaced."""
+    for weights, kinds in (("float", {"router"}), ("quantised", {"router", "experts"})):
+        model = routed(name, dtype=dtype)
+        if weights == "quantised":
+            quantized(model)
+        report = zmlx.patch(model, only=["router", "experts"])
+        assert set(report.kinds()) == kinds
+        why = {s.why for s in report.skipped if s.module == "SwitchGLU"}
+        assert all("probe failed: [GatherMM" in w for w in why)
+        assert bool(why) == (weights == "float")
+
+
+def test_a_negative_bias_and_groups_run_the_models_own_router():
+    """A closed group's experts score 0 in mlx-lm, which is more than a negative score."""
+    model = routed("deepseek_v3")
+    gate = model.layers[1].mlp.gate
+    x = mx.random.normal((3, 64))
+    bias = mx.abs(gate.e_score_correction_bias)
+    for given in (bias, bias - 5):
+        gate.e_score_correction_bias = given
+        indices, weights = gate(x)
+        zmlx.patch(model, only="router")
+        mine, own = gate(x)
+        zmlx.unpatch(model)
+        order, other = mx.argsort(indices), mx.argsort(mine)
+        assert mx.array_equal(
+            mx.take_along_axis(indices, order, 1), mx.take_along_axis(mine, other, 1)
+        )
+        assert near(mx.take_along_axis(weights, order, 1), mx.take_along_axis(own, other, 1))
+
+
+def test_experts_that_change_after_patching_are_taken_as_they_are():
+    from mlx_lm.tuner.lora import LoRASwitchLinear
+
+    model = routed("mixtral")
+    zmlx.patch(model, only=["router", "experts"])
+    quantized(model)
+    experts = model.layers[0].block_sparse_moe.switch_mlp
+    experts.up_proj = LoRASwitchLinear.from_base(experts.up_proj)
+    experts.up_proj.lora_b = 0.1 * mx.random.normal(experts.up_proj.lora_b.shape)
+    patched = model(LONG)
+    zmlx.unpatch(model)
+    assert near(patched, model(LONG))
+
+
+def test_experts_without_their_router_and_routers_without_their_experts():
+    for kind in ("router", "experts"):
+        model = routed("qwen3_moe")
+        logits = model(LONG)
+        assert set(zmlx.patch(model, only=kind).kinds()) == {kind}
+        assert near(model(LONG), logits)
+
+
+class Block(mnn.Module):
+    """A mixture that routes as `weigh` says, and adds what `beside` returns."""
+
+    def __init__(self, weigh, experts=None, shared=False):
+        super().__init__()
+        self.gate = mnn.Linear(64, 8, bias=False)
+        self.switch_mlp = experts or SwitchGLU(64, 32, 8)
+        if shared:
+            self.shared = mnn.Linear(64, 64)
+        self._weigh = weigh
+
+    def __call__(self, x):
+        indices, weights = self._weigh(self.gate(x))
+        y = (self.switch_mlp(x, indices) * weights[..., None]).sum(axis=-2)
+        return y + self.shared(x) if "shared" in self else y
+
+
+def top3(scores):
+    return mx.argpartition(-scores, kth=2, axis=-1)[..., :3]
+
+
+def by_softmax(g):
+    return top3(g), mx.softmax(mx.take_along_axis(g, top3(g), axis=-1), axis=-1)
+
+
+def by_sigmoid(g):
+    s = mx.sigmoid(g)
+    return top3(s), mx.take_along_axis(s, top3(s), axis=-1)
+
+
+def warm(g):
+    return top3(g), mx.softmax(mx.take_along_axis(g, top3(g), axis=-1) / 2, axis=-1)
+
+
+def worst(g):
+    indices = mx.argpartition(g, kth=2, axis=-1)[..., :3]
+    return indices, mx.softmax(mx.take_along_axis(g, indices, axis=-1), axis=-1)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("weigh", [by_softmax, by_sigmoid])
+def test_blocks_that_no_model_has_are_found_by_structure(weigh, shared):
+    block = Block(weigh, shared=shared)
+    for x in (mx.random.normal((2, 3, 64)), mx.random.normal((50, 64))):
+        want = block(x)
+        assert zmlx.patch(block).kinds() == {"router": 1, "experts": 1, "gated": 1}
+        assert isinstance(plan_of(block).steps[1].path, str)
+        assert near(block(x), want)
+        zmlx.unpatch(block)
+
+
+@pytest.mark.parametrize("weigh", [warm, worst])
+def test_another_routing_is_left_alone_with_a_reason(weigh):
+    block = Block(weigh)
+    report = zmlx.patch(block)
+    assert report.kinds() == {"experts": 1, "gated": 1}
+    assert [(s.path, s.why) for s in report.skipped] == [
+        ("", "its routing, or what it adds to it, equals no known one")
+    ]
+
+
+class Doubled(SwitchGLU):
+    """Not the experts that its structure promises."""
+
+    def __call__(self, x, indices):
+        return 2 * super().__call__(x, indices)
+
+
+class Crossed(SwitchGLU):
+    """Computes another thing where tokens are many."""
+
+    def __call__(self, x, indices):
+        y = super().__call__(x, indices)
+        return y if indices.size < 64 else 2 * y
+
+
+@pytest.mark.parametrize("cls", [Doubled, Crossed])
+def test_other_experts_are_left_alone_with_a_reason(cls):
+    block = Block(by_softmax, cls(64, 32, 8))
+    x = mx.random.normal((50, 64))
+    want = block(x)
+    report = zmlx.patch(block)
+    assert report.kinds() == {"router": 1, "gated": 1}
+    assert [(s.path, s.why) for s in report.skipped] == [
+        ("switch_mlp", "its call equals no gated experts")
+    ]
+    assert near(block(x), want)
+
+
+class Blind(SwitchGLU):
+    """Has the graph of experts, but not their gradient."""
+
+    def __call__(self, x, indices):
+        return super().__call__(mx.stop_gradient(x), indices)
+
+
+def test_a_stopped_gradient_is_found_by_the_probe():
+    model = mnn.Sequential(Block(by_softmax, Blind(64, 32, 8)))
+    assert zmlx.patch(model).kinds()["experts"] == 1
+    zmlx.unpatch(model)
+    report = zmlx.patch(model, mode="training", exclude="loss")
+    assert "experts" not in report.kinds()
+    assert next(s.why for s in report.skipped if s.module == "Blind").startswith("its gradient")

@@ -1,0 +1,123 @@
+"""What stands for the parts of a mixture in a probe: small experts, and logits without ties.
+
+A model may choose either of two equal scores, and half precision makes scores equal that are not;
+so logits are a quarter apart, in another order for each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from .plans import BlockPlan, ExpertsPlan, Mix, RouterPlan
+from .wiring import child_of, shadow
+
+FLOATS = (mx.float32, mx.float16, mx.bfloat16)
+
+
+def ranks(lead: tuple[int, ...], experts: int) -> mx.array:
+    """(*lead, E): multiples of a quarter, in a random order."""
+    order = mx.argsort(mx.random.normal((*lead, experts), key=mx.random.key(3)), axis=-1)
+    return -0.25 * order.astype(mx.float32)
+
+
+class Logits(nn.Module):
+    """A router's projection whose logits keep apart, and follow the array."""
+
+    def __init__(self, experts: int) -> None:
+        super().__init__()
+        self._experts = experts
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """The logits of each row."""
+        mean = x.astype(mx.float32).mean(axis=-1, keepdims=True)
+        return (ranks(x.shape[:-1], self._experts) * (1 + 0.1 * mx.tanh(mean))).astype(x.dtype)
+
+
+class Table(nn.Module):
+    """Experts that scale the array by a row of their own."""
+
+    def __init__(self, experts: int) -> None:
+        super().__init__()
+        self._table = mx.random.normal((experts, experts), key=mx.random.key(4))
+
+    def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
+        """A row for each choice."""
+        return (self._table[indices] * x[..., None, :]).astype(x.dtype)
+
+
+def stands(plan: BlockPlan) -> dict[str, nn.Module]:
+    """For the children of a block that a router is part of; its rows are as long as it has
+    experts."""
+    found: dict[str, nn.Module] = {}
+    for step in plan.steps:
+        if isinstance(step, Mix):
+            found[step.path] = Table(plan.width)
+            found[plan.steps[step.logits - 1].path] = Logits(plan.width)
+    return found
+
+
+def few(layer: nn.Module) -> nn.Module:
+    """The projections of stacked experts with short rows of their own weights."""
+    size = getattr(layer, "group_size", 16) if "scales" in layer else 16
+    parts = {}
+    for name, value in layer.items():
+        if not isinstance(value, mx.array):
+            parts[name] = few(value) if isinstance(value, nn.Module) else value
+        elif name == "weight" and "scales" in layer:
+            parts[name] = value[:, :size, : size * layer.bits // 32]
+        elif name in ("scales", "biases"):
+            parts[name] = value[:, :size, :1]
+        else:
+            parts[name] = value[:, :size, :size] if value.ndim == 3 else value[:, :size]
+    return shadow(layer, parts)  # type: ignore[no-any-return]
+
+
+def in_float32(module: nn.Module) -> nn.Module:
+    """The module with all that it holds in float32."""
+
+    def wide(value: Any) -> Any:
+        if isinstance(value, nn.Module):
+            return in_float32(value)
+        return value.astype(mx.float32) if getattr(value, "dtype", None) in FLOATS else value
+
+    return shadow(module, {k: wide(v) for k, v in module.items()})  # type: ignore[no-any-return]
+
+
+Twin = tuple[nn.Module, mx.array, Callable[[Any], mx.array], tuple[Any, ...]]
+
+
+def twins(module: nn.Module, plan: Any, dtype: mx.Dtype) -> Iterator[Twin]:
+    """(small module, array, what to compare of its result, further arguments) for experts and
+    routers."""
+    if isinstance(plan, ExpertsPlan):
+        small = {path: few(child_of(module, path)) for path in (plan.gate, plan.up, plan.down)}
+        twin = shadow(module, small)
+        last = small[plan.gate]
+        width = 16 if "scales" not in last else last.group_size
+        for tokens in (4, 40):  # in place, and sorted
+            x = mx.random.normal((tokens, width), key=mx.random.key(7)).astype(dtype)
+            indices = mx.random.randint(0, plan.count, (tokens, 2), key=mx.random.key(8))
+            shape = (tokens,) if (dtype, 2) in plan.verified else (1, tokens)
+            x, indices = x.reshape(*shape, -1), indices.reshape(*shape, -1).astype(mx.uint32)
+            yield twin, x, lambda y: y, (indices,)
+    elif isinstance(plan, RouterPlan):
+        experts, width = module[plan.weight].shape
+        parts = {plan.weight: mx.eye(experts, max(experts, width)).astype(dtype)}
+        if plan.bias is not None:
+            # Not negative, so that groups are open and closed alike.
+            bias = 0.1 * mx.random.uniform(shape=(experts,), key=mx.random.key(5))
+            parts[plan.bias] = bias.astype(module[plan.bias].dtype)
+        lead = (6,) if (dtype, 2) in plan.verified else (2, 3)
+        rest = mx.zeros((*lead, max(width - experts, 0)))
+        x = mx.concatenate([ranks(lead, experts), rest], axis=-1).astype(dtype)
+
+        def dense(result: Any) -> mx.array:
+            indices, weights = result if plan.indices_first else result[::-1]
+            own = indices[..., None] == mx.arange(experts)
+            return mx.where(own, weights[..., None], 0).sum(axis=-2).astype(weights.dtype)
+
+        yield shadow(module, parts), x, dense, ()
