@@ -202,21 +202,6 @@ inline float zmlx_uniform(uint word) {
     return float(word >> 8) * 5.9604644775390625e-8f;
 }
 
-// Numbers of a stream whose first four come from counter `first`: `count` of them, a multiple of
-// four. The CPU target defines it to draw the same numbers for several counters at once.
-#ifndef ZMLX_UNIFORMS
-#define ZMLX_UNIFORMS(out, count, first, key) zmlx_uniforms(out, count, first, key)
-inline void zmlx_uniforms(thread float* out, uint count, uint64_t first, uint64_t key) {
-    for (uint q = 0; q < count / 4; ++q) {
-        zmlx_words words = zmlx_philox(first + q, key);
-        out[4 * q] = zmlx_uniform(words.a);
-        out[4 * q + 1] = zmlx_uniform(words.b);
-        out[4 * q + 2] = zmlx_uniform(words.c);
-        out[4 * q + 3] = zmlx_uniform(words.d);
-    }
-}
-#endif
-
 // Number `index` of a stream whose first four numbers come from `counter`.
 inline float zmlx_draw(uint64_t counter, uint64_t index, uint64_t key) {
     zmlx_words w = zmlx_philox(counter + index / 4, key);

@@ -37,12 +37,14 @@ from .named import (
 from .packed import Packed, PackedInto, PackedSum
 from .parts import Check, Climb, Let, Operand, Output, Pass, Reduce
 from .pattern import Pattern
+from .random import BLOCK_HEADER
 from .reductions import REDUCTIONS, ROW_HEADER, Reduction
 from .rowwise import Rowwise
 from .scan import Scan
 from .text import identifiers
 
 __all__ = [
+    "BLOCK_HEADER",
     "MONOIDS",
     "REDUCTIONS",
     "ROW_HEADER",

@@ -8,6 +8,25 @@ from .. import msl
 from .parts import Operand
 from .text import Body, array
 
+#: The numbers of a block. The CPU target defines the macro to draw the same ones for several
+#: counters at once.
+BLOCK_HEADER = """\
+// Numbers of a stream whose first four come from counter `first`: `count` of them, a multiple of
+// four.
+#ifndef ZMLX_UNIFORMS
+#define ZMLX_UNIFORMS(out, count, first, key) zmlx_uniforms(out, count, first, key)
+inline void zmlx_uniforms(thread float* out, uint count, uint64_t first, uint64_t key) {
+    for (uint q = 0; q < count / 4; ++q) {
+        zmlx_words words = zmlx_philox(first + q, key);
+        out[4 * q] = zmlx_uniform(words.a);
+        out[4 * q + 1] = zmlx_uniform(words.b);
+        out[4 * q + 2] = zmlx_uniform(words.c);
+        out[4 * q + 3] = zmlx_uniform(words.d);
+    }
+}
+#endif
+"""
+
 
 def drawn(inputs: Iterable[Operand]) -> tuple[Operand, ...]:
     """The operands that are random."""
@@ -16,7 +35,7 @@ def drawn(inputs: Iterable[Operand]) -> tuple[Operand, ...]:
 
 def header(inputs: Iterable[Operand]) -> str:
     """The functions that draws call."""
-    return msl.header_for("zmlx_draw ZMLX_UNIFORMS") if drawn(inputs) else ""
+    return msl.header_for("zmlx_draw") + BLOCK_HEADER if drawn(inputs) else ""
 
 
 def add_keys(body: Body, inputs: Iterable[Operand]) -> None:

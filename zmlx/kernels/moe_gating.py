@@ -214,7 +214,7 @@ def _forward(gating: _Gating) -> BodyKernel:
         SOFTMAX=text.SOFTMAX,
         BIAS=text.BIAS if gating.biased else "",
         CHOOSE=text.CHOOSE,
-        CHOOSE_ALONE=text.CHOOSE.replace("@AGREE@\n", "\n"),
+        CHOOSE_ALONE=text.CHOOSE.replace("    @AGREE@\n", ""),
         AGREE=text.AGREE,
         NETWORK=f"if (NETWORK) {{\n{network.BODY}}}" if few else "",
     )

@@ -223,9 +223,9 @@ for (int r = 0; r < ROWS; ++r) {
     }
     const uint row = first + r;
     if (row < rows) {
-        for (int k = int(lane); k < K; k += LANES) {
-            weights[size_t(row) * K + k] = T(score[k * ROWS + r] * factor);
-            indices[size_t(row) * K + k] = uint(chosen[k * ROWS + r]);
+        for (int own = int(lane); own < K; own += LANES) {
+            weights[size_t(row) * K + own] = T(score[own * ROWS + r] * factor);
+            indices[size_t(row) * K + own] = uint(chosen[own * ROWS + r]);
         }
     }
 }

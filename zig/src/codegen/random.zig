@@ -2,6 +2,7 @@
 
 const std = @import("std");
 const msl = @import("../msl.zig");
+const tables = @import("../tables.zig").tables;
 const Operand = @import("parts.zig").Operand;
 const text = @import("text.zig");
 const Body = text.Body;
@@ -14,7 +15,9 @@ pub fn anyDrawn(inputs: []const Operand) bool {
 
 /// The functions that draws call.
 pub fn header(arena: std.mem.Allocator, inputs: []const Operand) Error![]const u8 {
-    return if (anyDrawn(inputs)) msl.headerFor(arena, "zmlx_draw ZMLX_UNIFORMS") else "";
+    if (!anyDrawn(inputs)) return "";
+    const one = try msl.headerFor(arena, "zmlx_draw");
+    return std.mem.concat(arena, u8, &.{ one, tables.block_header });
 }
 
 /// The key of every random operand.

@@ -43,7 +43,7 @@ constexpr METAL_FUNC ushort zk_bfloat_of_float(float x) {
   uint up = 0x7fff + (bits >> 16 & 1);
   // Rounding would carry a NaN into infinity or beyond: keep its upper bits and make it quiet.
   uint number = -uint(x == x);
-  return ushort((bits + (up & number) | 0x00400000 & ~number) >> 16);
+  return ushort(((bits + (up & number)) | (0x00400000 & ~number)) >> 16);
 }
 
 // A device that has instructions for the conversions uses them at run time.

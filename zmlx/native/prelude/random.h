@@ -15,22 +15,33 @@ using zk_lane_ints = int __attribute__((vector_size(sizeof(zk_lanes))));
 using zk_lane_floats = float __attribute__((vector_size(sizeof(zk_lanes)), aligned(4)));
 inline constexpr uint zk_counters = sizeof(zk_lanes) / 8;
 
-// The low words of a times `factor`, below 2^32.
-static inline __attribute__((always_inline)) zk_lanes zk_product(zk_lanes a, zk_lanes factor) {
+// Vectors go by reference: passing them on would depend on what the processor has.
+
+// product = the low words of a times `factor`, below 2^32.
+static inline __attribute__((always_inline)) void zk_multiply(const zk_lanes& a,
+                                                              unsigned long long factor,
+                                                              zk_lanes& product) {
+  zk_lanes factors = zk_lanes{} + factor;
 #if defined(__AVX512F__) && !defined(__clang__)
   using zk_signed = long long __attribute__((vector_size(64)));
-  return (zk_lanes)__builtin_ia32_pmuludq512_mask((zk_lane_ints)a, (zk_lane_ints)factor,
-                                                  (zk_signed)a, 0xff);
+  product = (zk_lanes)__builtin_ia32_pmuludq512_mask((zk_lane_ints)a, (zk_lane_ints)factors,
+                                                     (zk_signed)a, 0xff);
 #elif defined(__AVX2__) && !defined(__clang__)
-  return (zk_lanes)__builtin_ia32_pmuludq256((zk_lane_ints)a, (zk_lane_ints)factor);
+  product = (zk_lanes)__builtin_ia32_pmuludq256((zk_lane_ints)a, (zk_lane_ints)factors);
 #else
-  return (a & 0xffffffffull) * factor;
+  product = (a & 0xffffffffull) * factors;
 #endif
 }
 
-// The four words of every counter, one after the other: two counters' halves lie in turn.
-static inline __attribute__((always_inline)) void zk_store_uniforms(float* out, zk_lanes ab,
-                                                                    zk_lanes cd) {
+static inline __attribute__((always_inline)) void zk_store_uniform(float* out,
+                                                                   const zk_lanes& words) {
+  *(zk_lane_floats*)out =
+      __builtin_convertvector((zk_lane_ints)((zk_lane_words)words >> 8), zk_lane_floats) * 0x1p-24f;
+}
+
+// The four words of every counter, one after the other: the halves of a counter lie in turn.
+static inline __attribute__((always_inline)) void zk_store_uniforms(float* out, const zk_lanes& ab,
+                                                                    const zk_lanes& cd) {
 #if defined(__clang__) && defined(__AVX512F__)
   zk_lanes low = __builtin_shufflevector(ab, cd, 0, 8, 1, 9, 2, 10, 3, 11);
   zk_lanes high = __builtin_shufflevector(ab, cd, 4, 12, 5, 13, 6, 14, 7, 15);
@@ -44,12 +55,8 @@ static inline __attribute__((always_inline)) void zk_store_uniforms(float* out, 
   zk_lanes low = __builtin_shuffle(ab, cd, zk_lanes{0, 4, 1, 5});
   zk_lanes high = __builtin_shuffle(ab, cd, zk_lanes{2, 6, 3, 7});
 #endif
-  auto uniform = [](zk_lanes words) __attribute__((always_inline)) {
-    return __builtin_convertvector((zk_lane_ints)((zk_lane_words)words >> 8), zk_lane_floats) *
-           0x1p-24f;
-  };
-  *(zk_lane_floats*)out = uniform(low);
-  *(zk_lane_floats*)(out + 2 * zk_counters) = uniform(high);
+  zk_store_uniform(out, low);
+  zk_store_uniform(out + 2 * zk_counters, high);
 }
 
 // 4 * VECTORS * zk_counters numbers. Several vectors hide the latency of the products.
@@ -65,8 +72,9 @@ static inline void zk_draw(float* out, ulong first, ulong key) {
   for (int round = 0; round < 10; ++round) {
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) {
-      zk_lanes p = zk_product(a[v], zk_lanes{} + 0xD2511F53ull);
-      zk_lanes q = zk_product(c[v], zk_lanes{} + 0xCD9E8D57ull);
+      zk_lanes p, q;
+      zk_multiply(a[v], 0xD2511F53ull, p);
+      zk_multiply(c[v], 0xCD9E8D57ull, q);
       a[v] = (q >> 32) ^ b[v] ^ (unsigned long long)k0, b[v] = q;
       c[v] = (p >> 32) ^ d[v] ^ (unsigned long long)k1, d[v] = p;
     }
@@ -74,8 +82,8 @@ static inline void zk_draw(float* out, ulong first, ulong key) {
   }
   for (int v = 0; v < VECTORS; ++v) {
     zk_lanes low = zk_lanes{} + 0xffffffffull;
-    zk_store_uniforms(out + 4 * zk_counters * v, b[v] << 32 | (a[v] & low),
-                      d[v] << 32 | (c[v] & low));
+    zk_lanes ab = b[v] << 32 | (a[v] & low), cd = d[v] << 32 | (c[v] & low);
+    zk_store_uniforms(out + 4 * zk_counters * v, ab, cd);
   }
 }
 
