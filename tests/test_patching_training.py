@@ -37,13 +37,16 @@ def run(*command, **environment):
 
 # ---- convergence --------------------------------------------------------------------------------
 
+SCALED = 8  # weights that are off, one at a time
+
 
 def losses(name, patched=False, scaled=None):
-    """The losses of 32 steps on real text; `scaled`: a weight, by number, off by 1 + 1e-7."""
+    """The losses of 32 steps on real text; `scaled`: which of `SCALED` weights, from the first
+    layer to the last, is off by 1 + 1e-7."""
     model = build(name, vocab_size=256, tie_word_embeddings=False)
     if scaled is not None:
         flat = [(k, v) for k, v in tree_flatten(model.parameters()) if v.ndim == 2]
-        key, weight = flat[scaled]
+        key, weight = flat[scaled * (len(flat) - 1) // (SCALED - 1)]
         model.update(tree_unflatten([(key, weight * (1 + 1e-7))]))
     if patched:
         with zmlx.prefer("zmlx"):
@@ -75,10 +78,10 @@ def losses(name, patched=False, scaled=None):
 )
 def test_a_patched_model_learns_as_the_plain_one(name):
     """The first losses to 1e-5; later ones as near as plain MLX is to itself with one weight off by
-    1e-7, which is what rounding grows to. Differences are a few units in the loss's last place, so
-    the spread is taken over weights from the first layer to the last."""
+    1e-7, which is what rounding grows to. Differences are a few units in the loss's last place, and
+    one batch can stretch those of one weight tenfold, so the spread is taken over eight weights."""
     base = losses(name)
-    spread = np.max([np.abs(losses(name, scaled=i) - base) for i in (1, 8, 15, -2)], axis=0)
+    spread = np.max([np.abs(losses(name, scaled=i) - base) for i in range(SCALED)], axis=0)
     ours = np.abs(losses(name, patched=True) - base)
     assert (ours[:10] <= 1e-5 * base[:10]).all()
     assert (ours[10:] <= 3 * np.maximum.accumulate(spread)[10:]).all()
