@@ -23,7 +23,23 @@ def _positive(layer: str, **sizes: int) -> None:
             raise ValueError(f"[{layer}] '{name}' must be a positive integer but got {size!r}.")
 
 
-class SwitchLinear(mnn.Module):
+class _Stacked(mnn.Module):
+    """The weights of all experts in one array, (experts, outputs, …)."""
+
+    weight: mx.array
+
+    @property
+    def output_dims(self) -> int:
+        """The dimension of the outputs."""
+        return self.weight.shape[1]
+
+    @property
+    def num_experts(self) -> int:
+        """The number of experts."""
+        return self.weight.shape[0]
+
+
+class SwitchLinear(_Stacked):
     r"""A linear layer per expert, as ``mlx_lm.models.switch_layers.SwitchLinear``.
 
     .. math::
@@ -56,16 +72,6 @@ class SwitchLinear(mnn.Module):
         """The dimension of the inputs."""
         return self.weight.shape[2]
 
-    @property
-    def output_dims(self) -> int:
-        """The dimension of the outputs."""
-        return self.weight.shape[1]
-
-    @property
-    def num_experts(self) -> int:
-        """The number of experts."""
-        return self.weight.shape[0]
-
     def _extra_repr(self) -> str:
         return (
             f"input_dims={self.input_dims}, output_dims={self.output_dims}, "
@@ -94,7 +100,7 @@ class SwitchLinear(mnn.Module):
         return layer
 
 
-class QuantizedSwitchLinear(mnn.Module):
+class QuantizedSwitchLinear(_Stacked):
     """:class:`SwitchLinear` with quantised weights that are not trained, as
     ``mlx_lm.models.switch_layers.QuantizedSwitchLinear``.
 
@@ -146,16 +152,6 @@ class QuantizedSwitchLinear(mnn.Module):
     def input_dims(self) -> int:
         """The dimension of the inputs."""
         return self.scales.shape[2] * self.group_size
-
-    @property
-    def output_dims(self) -> int:
-        """The dimension of the outputs."""
-        return self.weight.shape[1]
-
-    @property
-    def num_experts(self) -> int:
-        """The number of experts."""
-        return self.weight.shape[0]
 
     def _extra_repr(self) -> str:
         return (
