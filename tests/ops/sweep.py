@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -15,6 +15,8 @@ DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 OPS = tuple(ops())
 #: Ops with a gradient.
 DIFFERENTIABLE = tuple(op for op in OPS if op.differentiable)
+
+SLOW = pytest.mark.slow
 
 
 def label(op: Op, case: Case, dtype: mx.Dtype, extra: str = "") -> str:
@@ -37,9 +39,26 @@ def option_cases(op: Op) -> Iterable[Case]:
             yield Case(base.lead, base.sizes, option.name, {option.name: value})
 
 
-def over_ops(cases: Callable[[Op], Iterable[Case]], dtypes: Iterable[mx.Dtype] = DTYPES) -> Any:
-    """Parametrises a test over (op, case, dtype)."""
-    rows = [(op, case, dtype) for op in OPS for case in cases(op) for dtype in dtypes]
-    return pytest.mark.parametrize(
-        "op, case, dtype", [pytest.param(*row, id=label(*row)) for row in rows]
-    )
+def turns(rows: Sequence[Any], turn: int, every: int) -> list[Any]:
+    """Parameters of which one in `every` runs by default, which ones moves on with `turn`, and the
+    others are slow: rows are shapes and dtypes, and each of both is in a row that runs."""
+    return [
+        row if (i + turn) % every == 0 else pytest.param(*row.values, id=row.id, marks=SLOW)
+        for i, row in enumerate(rows)
+    ]
+
+
+def over_ops(
+    cases: Callable[[Op], Iterable[Case]],
+    dtypes: Sequence[mx.Dtype] = DTYPES,
+    every: int | None = None,
+) -> Any:
+    """Parametrises a test over (op, case, dtype). One in `every` runs by default: as many as there
+    are dtypes unless given, so that a case runs in one dtype, which is another one for the next
+    case and for the next op."""
+    rows = []
+    for turn, op in enumerate(OPS):
+        for i, case in enumerate(cases(op)):
+            some = [pytest.param(op, case, dtype, id=label(op, case, dtype)) for dtype in dtypes]
+            rows += turns(some, i + turn, every or len(dtypes))
+    return pytest.mark.parametrize("op, case, dtype", rows)

@@ -34,13 +34,13 @@ def test_optional_arguments_may_be_left_out(op):
 
 
 @pytest.mark.slow
-@over_ops(lambda op: op.long_cases)
+@over_ops(lambda op: op.long_cases, every=1)
 def test_long_rows_match_float64(op, case, dtype):
     check_forward(op, case, dtype)
     check_gradient(op, case, dtype)
 
 
-@over_ops(lambda op: op.long_cases[-1:], [mx.float32])
+@over_ops(lambda op: op.long_cases[-1:], [mx.float32], every=1)
 def test_a_row_too_long_for_registers_matches_float64(op, case, dtype):
     check_forward(op, case, dtype)
     check_gradient(op, case, dtype)

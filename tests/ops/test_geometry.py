@@ -6,13 +6,13 @@ import pytest
 from zmlx import launch
 from zmlx.testing import check_forward, check_gradient
 
-from .sweep import DTYPES, OPS, over_ops
+from .sweep import DTYPES, OPS, over_ops, turns
 
 #: 1 thread, one lane short of a simdgroup, one past it, three simdgroups, the largest group.
 THREADS_PER_ROW = (1, 31, 33, 96, 1024)
 
 
-@over_ops(lambda op: [c for c in op.cases if c.why != "no rows"], [mx.float32])
+@over_ops(lambda op: [c for c in op.cases if c.why != "no rows"], [mx.float32], every=2)
 def test_gpu_geometry_matches_float64(op, case, dtype):
     with launch.geometry("gpu"):
         check_forward(op, case, dtype)
@@ -26,8 +26,16 @@ def test_gpu_geometry_in_half_precision(op, case, dtype):
         check_gradient(op, case, dtype)
 
 
-@pytest.mark.parametrize("threads", THREADS_PER_ROW)
-@pytest.mark.parametrize("op", OPS, ids=lambda o: o.name)
+@pytest.mark.parametrize(
+    "op, threads",
+    [
+        row
+        for turn, op in enumerate(OPS)
+        for row in turns(
+            [pytest.param(op, n, id=f"{op.name}-{n}") for n in THREADS_PER_ROW], turn, 3
+        )
+    ],
+)
 def test_any_group_size_reduces_correctly(op, threads):
     case = op.cases[3]
     with launch.geometry("gpu", TPR=threads, RPG=1):

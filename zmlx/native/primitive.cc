@@ -2,7 +2,10 @@
 //
 // It derives from MLX's own CustomKernel, whose `eval_cpu` only throws. So a graph that holds one
 // is exported as the custom kernel that it is, Metal text included.
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <future>
 #include <sstream>
@@ -43,6 +46,21 @@ void count_again(mx::Stream stream) {
   for (int n = mx::scheduler::n_active_tasks(); n > 0; --n) {
     mx::scheduler::notify_task_completion(stream);
   }
+}
+
+// Gives an array its memory. The C library returns large blocks to the system when they are freed,
+// so the next array of that size is of new pages: handing those out 4 KiB at a time takes longer than
+// most kernels do. Where the system leaves the choice to the program, large blocks ask for huge pages.
+void allocate(mx::array& a) {
+  a.set_data(mx::allocator::malloc(a.nbytes()));
+#ifdef MADV_HUGEPAGE
+  constexpr uintptr_t huge = 2 << 20;
+  if (a.nbytes() >= 2 * huge) {
+    auto start = reinterpret_cast<uintptr_t>(a.data<char>());
+    uintptr_t first = (start + huge - 1) / huge * huge, last = (start + a.nbytes()) / huge * huge;
+    madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);  // a wish: it may fail
+  }
+#endif
 }
 
 bool row_contiguous(const mx::array& a) { return a.flags().row_contiguous; }
@@ -327,7 +345,7 @@ void KernelPrimitive::eval_cpu(const std::vector<mx::array>& inputs,
   for (auto* output : others) output->inputs() = inputs;
   bool empty = true;
   for (auto& output : outputs) {
-    if (!output.data_shared_ptr()) output.set_data(mx::allocator::malloc(output.nbytes()));
+    if (!output.data_shared_ptr()) allocate(output);
     empty = empty && output.size() == 0;
   }
   if (empty) return;
@@ -351,7 +369,7 @@ void KernelPrimitive::eval_cpu(const std::vector<mx::array>& inputs,
       pass_shape(infos[i], input);
     } else {
       mx::array copy(input.shape(), input.dtype(), nullptr, {});
-      copy.set_data(mx::allocator::malloc(copy.nbytes()));
+      allocate(copy);
       task->copies.push_back({input.data<char>(), copy.data<char>(), input.itemsize(),
                               input.shape(), input.strides()});
       task->buffers.push_back(copy.data<char>());

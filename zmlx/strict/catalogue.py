@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import count, cycle
 from math import prod
 from typing import Any
 
@@ -94,7 +94,8 @@ def recording(op: str = "") -> Iterator[list[Launch]]:
 
 def launches(names: Iterable[str] = (), *, every_case: bool = False) -> list[Launch]:
     """The launches of the named ops (default: all), without repeats of the same text: every dtype,
-    geometry and kind of argument, and with `every_case` every combination of them."""
+    geometry and kind of argument; with `every_case` every case in both geometries, in a dtype each,
+    dtypes in turn."""
     wanted = set(names)
     found: dict[str, Launch] = {}
     for op in registry.ops():
@@ -121,7 +122,7 @@ def launches(names: Iterable[str] = (), *, every_case: bool = False) -> list[Lau
 
 def _combinations(op: registry.Op, every_case: bool) -> list[tuple[registry.Case, mx.Dtype, str]]:
     if every_case:
-        return [(c, d, g) for c in op.cases for d in DTYPES for g in GEOMETRIES]
+        return [(c, d, g) for c, d in zip(op.cases, cycle(DTYPES)) for g in GEOMETRIES]
 
     def elements(case: registry.Case) -> int:
         return prod((*case.lead, *case.sizes.values()))
