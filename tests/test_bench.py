@@ -135,6 +135,15 @@ def test_only_hopelessly_slow_variants_sit_rounds_out():
     assert measure.FEWEST <= known["hopeless"] < 20
 
 
+def test_a_hopelessly_slow_variant_warms_up_once():
+    calls = []
+    variants = [stub("fast", calls, 0.001), stub("slow", calls, 0.009), stub("hopeless", calls)]
+    times = measure.measure(variants, rounds=20, budget=2.0)
+    warm = [n for n, _ in calls][: -sum(not math.isnan(t) for ts in times.values() for t in ts)]
+    assert warm.count("fast") == warm.count("slow") >= measure.WARM_UPS
+    assert warm.count("hopeless") == 1
+
+
 def test_peak_memory_is_what_the_call_takes():
     x = mx.zeros((8 << 20,), mx.uint8)
     mx.eval(x)

@@ -2,7 +2,8 @@
 
 Whatever disturbs the machine for a while disturbs all variants of a round alike, so ratios are
 formed within rounds (see `summary.paired`). All variants are warmed up by the same rounds, until
-none needs fresh pages any more, and before every timed call the caches are filled with other data.
+none needs fresh pages any more (a hopelessly slow one by the first), and before every timed call the
+caches are filled with other data.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ _SETTLED = 256
 #: Rounds that a bar is judged on, and the least number of timings of a variant that is slower than
 #: the fastest one by a factor of `HOPELESS`, whose rounds are thinned to keep within the budget.
 ROUNDS = 20
-FEWEST = 5
+FEWEST = 3
 HOPELESS = 10.0
+
+#: Seconds from which on a hopelessly slow variant warms up once.
+LONG = 0.1
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,8 @@ def _warm_up(variants: Sequence[Variant], between: Callable[[], None]) -> dict[s
     for i in range(LONGEST_WARM_UP):
         before = page_faults()
         for variant in _order(variants, i):
-            best[variant.name] = min(best[variant.name], variant.seconds(between))
+            if i == 0 or best[variant.name] < max(LONG, HOPELESS * min(best.values())):
+                best[variant.name] = min(best[variant.name], variant.seconds(between))
         if i + 1 >= WARM_UPS and page_faults() - before <= _SETTLED:
             break
     return best

@@ -32,7 +32,7 @@ HOW = """\
   they are in the middle of a model; a small shape therefore shows a cold start.
 - **Ratios** are the time of another way over the time of zmlx, formed round by round; the median
   and its 95 % interval (order statistics) are given. Above 1 zmlx is faster, below 1 it is slower.
-  A way that is ten times slower than the fastest may sit out rounds, never below five timings.
+  A way that is ten times slower than the fastest may sit out rounds, never below three timings.
 - **GB/s** counts the bytes that must move at least: arguments and outputs; for a backward what it
   reads, row statistics, cotangents and gradients. Scratch memory and second readings do not count.
 - **% of copy** is that rate over the rate of a copy in the same rounds: C loops with ordinary
