@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -625,6 +626,25 @@ def test_memory_is_taken_over_only_where_declared_and_safe() -> None:
     assert donations(plain, lambda: x16 + 1) == 0
     assert donations(donating, lambda: held) == 0
     assert mx.array_equal(held, x16 + 1)
+
+
+HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(not HUGE.exists(), reason="this system has no huge pages to ask for")
+def test_large_outputs_ask_for_huge_pages() -> None:
+    """Their pages are new at every launch: 4 KiB at a time that takes longer than the kernel."""
+    large = mx.zeros((16 << 20,), mx.uint8)
+    y = core.launch(prepare(kernel("square", SQUARE), (large,)), (large,))
+    mx.eval(y)
+    middle = np.asarray(y).ctypes.data + (8 << 20)
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if area := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(area[1], 16) <= middle < int(area[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            assert "hg" in line.split()
+            return
+    raise AssertionError("the output is in no area of memory")
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:

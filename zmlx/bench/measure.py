@@ -2,8 +2,8 @@
 
 Whatever disturbs the machine for a while disturbs all variants of a round alike, so ratios are
 formed within rounds (see `summary.paired`). All variants are warmed up by the same rounds, until
-none needs fresh pages any more (a hopelessly slow one by the first), and before every timed call the
-caches are filled with other data.
+none needs fresh pages any more (a hopelessly slow one by the first alone), and before every timed
+call the caches are filled with other data.
 """
 
 from __future__ import annotations
