@@ -205,6 +205,11 @@ BOTH_ACCEPT = [
     ("comparisons of vectors", "",
      "float4 a = float4(x[0]); bool4 m = a < 2.0f; if (any(m) && !all(a == 1.0f)) y[0] = 1;\n"
      "y[1] = select(a, float4(0), m).x + (isnan(a).y ? 1 : 0);"),
+    ("swizzles of bool vectors", "",
+     "bool4 p = bool4(true, false, x[0] > 0, false); bool3 q = p.xyz; bool2 r = p.zw; p.xy = r;\n"
+     "bool4 s = p.wzyx; p.y = true; q.rg = r && p.xx; bool2 t = !(x[0] < float4(2)).xy;\n"
+     "bool4 u = r.xyxy || s; y[0] = select(float4(1), float4(2), u.bgra).x + float(any(q.zzy));\n"
+     "p[2] = t.x; y[1] = float(all(p == s)) + float(bool4(p.xy, p.zw).w);"),
     ("threadgroup memory sized by a template argument", "",
      "threadgroup float s[N], t[2 * N]; threadgroup T u[N]; uint i = thread_index_in_threadgroup;\n"
      "s[i] = x[i]; t[i] = 0; u[i] = T(0.0f); threadgroup_barrier(mem_flags::mem_threadgroup);\n"

@@ -235,45 +235,88 @@ struct zk_shape<vec<T, N>> {
   typedef T element;
 };
 
-// boolN: what a comparison of vectors gives converts to it, and nothing else does.
-#define ZK_BOOLS(N, FIELDS, RED, VALUES)                                      \
-  struct bool##N {                                                            \
-    union {                                                                   \
-      struct { bool FIELDS; };                                                \
-      struct { bool RED; };                                                   \
-    };                                                                        \
-    bool##N() = default;                                                      \
-    bool##N(bool);                                                            \
-    bool##N(char##N);                                                         \
-    bool##N(short##N);                                                        \
-    bool##N(int##N);                                                          \
-    bool##N(long##N);                                                         \
-    template <typename T, typename = enable_if_t<!__is_arithmetic(T)>>        \
-    explicit bool##N(T);                                                      \
-    template <typename A, typename B, typename... C>                          \
-    bool##N(A, B, C...);                                                      \
-    thread bool& operator[](int) thread;                                      \
-    bool operator[](int) const;                                               \
-    bool##N operator!() const;                                                \
-    bool##N operator&&(bool##N) const;                                        \
-    bool##N operator||(bool##N) const;                                        \
-    bool##N operator&(bool##N) const;                                         \
-    bool##N operator|(bool##N) const;                                         \
-    bool##N operator^(bool##N) const;                                         \
-    bool##N operator==(bool##N) const;                                        \
-    bool##N operator!=(bool##N) const;                                        \
-    template <typename T>                                                     \
-    explicit operator vec<T, N>() const;                                      \
-  };                                                                          \
-  bool any(bool##N);                                                          \
-  bool all(bool##N);
-#define ZK_COMMA ,
+// boolN: what a comparison of vectors gives converts to it, and nothing else does. clang's own
+// vectors of bool have no swizzles, so each of them is a member, of a type that converts to boolN.
 struct bool2;
 struct bool3;
 struct bool4;
-ZK_BOOLS(2, x ZK_COMMA y, r ZK_COMMA g, )
-ZK_BOOLS(3, x ZK_COMMA y ZK_COMMA z, r ZK_COMMA g ZK_COMMA b, )
-ZK_BOOLS(4, x ZK_COMMA y ZK_COMMA z ZK_COMMA w, r ZK_COMMA g ZK_COMMA b ZK_COMMA a, )
+#define ZK_OPERATORS(N)                     \
+  bool operator[](int) const;               \
+  bool##N operator!() const;                \
+  bool##N operator&&(bool##N) const;        \
+  bool##N operator||(bool##N) const;        \
+  bool##N operator&(bool##N) const;         \
+  bool##N operator|(bool##N) const;         \
+  bool##N operator^(bool##N) const;         \
+  bool##N operator==(bool##N) const;        \
+  bool##N operator!=(bool##N) const;        \
+  template <typename T>                     \
+  explicit operator vec<T, N>() const;
+#define ZK_SWIZZLE(N, ...)                  \
+  struct zk_swizzle##N {                    \
+    bool __VA_ARGS__;                       \
+    operator bool##N() const;               \
+    void operator=(bool##N) thread;         \
+    ZK_OPERATORS(N)                         \
+  };
+ZK_SWIZZLE(2, x, y)
+ZK_SWIZZLE(3, x, y, z)
+ZK_SWIZZLE(4, x, y, z, w)
+// Members for every word of 2, 3 and 4 letters, from 2, 3 and 4 letters.
+#define ZK_2(w) zk_swizzle2 w;
+#define ZK_3(w) zk_swizzle3 w;
+#define ZK_4(w) zk_swizzle4 w;
+#define ZK_FROM_2(M, w, a, b) M(w##a) M(w##b)
+#define ZK_FROM_3(M, w, a, b, c) M(w##a) M(w##b) M(w##c)
+#define ZK_FROM_4(M, w, a, b, c, d) M(w##a) M(w##b) M(w##c) M(w##d)
+#define ZK_PAIRS_2(M, w, a, b) ZK_FROM_2(M, w##a, a, b) ZK_FROM_2(M, w##b, a, b)
+#define ZK_PAIRS_3(M, w, a, b, c) \
+  ZK_FROM_3(M, w##a, a, b, c) ZK_FROM_3(M, w##b, a, b, c) ZK_FROM_3(M, w##c, a, b, c)
+#define ZK_PAIRS_4(M, w, a, b, c, d)                            \
+  ZK_FROM_4(M, w##a, a, b, c, d) ZK_FROM_4(M, w##b, a, b, c, d) \
+  ZK_FROM_4(M, w##c, a, b, c, d) ZK_FROM_4(M, w##d, a, b, c, d)
+#define ZK_TRIPLES_2(M, w, a, b) ZK_PAIRS_2(M, w##a, a, b) ZK_PAIRS_2(M, w##b, a, b)
+#define ZK_TRIPLES_3(M, w, a, b, c) \
+  ZK_PAIRS_3(M, w##a, a, b, c) ZK_PAIRS_3(M, w##b, a, b, c) ZK_PAIRS_3(M, w##c, a, b, c)
+#define ZK_TRIPLES_4(M, w, a, b, c, d)                            \
+  ZK_PAIRS_4(M, w##a, a, b, c, d) ZK_PAIRS_4(M, w##b, a, b, c, d) \
+  ZK_PAIRS_4(M, w##c, a, b, c, d) ZK_PAIRS_4(M, w##d, a, b, c, d)
+#define ZK_WORDS_2(a, b)                            \
+  ZK_PAIRS_2(ZK_2, , a, b) ZK_TRIPLES_2(ZK_3, , a, b) \
+  ZK_TRIPLES_2(ZK_4, a, a, b) ZK_TRIPLES_2(ZK_4, b, a, b)
+#define ZK_WORDS_3(a, b, c)                               \
+  ZK_PAIRS_3(ZK_2, , a, b, c) ZK_TRIPLES_3(ZK_3, , a, b, c) \
+  ZK_TRIPLES_3(ZK_4, a, a, b, c) ZK_TRIPLES_3(ZK_4, b, a, b, c) ZK_TRIPLES_3(ZK_4, c, a, b, c)
+#define ZK_WORDS_4(a, b, c, d)                                  \
+  ZK_PAIRS_4(ZK_2, , a, b, c, d) ZK_TRIPLES_4(ZK_3, , a, b, c, d) \
+  ZK_TRIPLES_4(ZK_4, a, a, b, c, d) ZK_TRIPLES_4(ZK_4, b, a, b, c, d) \
+  ZK_TRIPLES_4(ZK_4, c, a, b, c, d) ZK_TRIPLES_4(ZK_4, d, a, b, c, d)
+#define ZK_BOOLS(N, WORDS, POSITIONS, COLOURS)                              \
+  struct bool##N {                                                          \
+    union {                                                                 \
+      struct { bool ZK_PLAIN POSITIONS; };                                  \
+      struct { bool ZK_PLAIN COLOURS; };                                    \
+      struct { WORDS POSITIONS WORDS COLOURS };                             \
+    };                                                                      \
+    bool##N() = default;                                                    \
+    bool##N(bool);                                                          \
+    bool##N(char##N);                                                       \
+    bool##N(short##N);                                                      \
+    bool##N(int##N);                                                        \
+    bool##N(long##N);                                                       \
+    template <typename T, typename = enable_if_t<!__is_arithmetic(T)>>      \
+    explicit bool##N(T);                                                    \
+    template <typename A, typename B, typename... C>                        \
+    bool##N(A, B, C...);                                                    \
+    thread bool& operator[](int) thread;                                    \
+    ZK_OPERATORS(N)                                                         \
+  };                                                                        \
+  bool any(bool##N);                                                        \
+  bool all(bool##N);
+#define ZK_PLAIN(...) __VA_ARGS__
+ZK_BOOLS(2, ZK_WORDS_2, (x, y), (r, g))
+ZK_BOOLS(3, ZK_WORDS_3, (x, y, z), (r, g, b))
+ZK_BOOLS(4, ZK_WORDS_4, (x, y, z, w), (r, g, b, a))
 #undef ZK_BOOLS
 bool any(bool);
 bool all(bool);
@@ -339,6 +382,7 @@ struct zk_packed_fields;
       struct { T RED; };                      \
     };                                        \
   };
+#define ZK_COMMA ,
 ZK_PACKED_FIELDS(2, x ZK_COMMA y, r ZK_COMMA g)
 ZK_PACKED_FIELDS(3, x ZK_COMMA y ZK_COMMA z, r ZK_COMMA g ZK_COMMA b)
 ZK_PACKED_FIELDS(4, x ZK_COMMA y ZK_COMMA z ZK_COMMA w, r ZK_COMMA g ZK_COMMA b ZK_COMMA a)
