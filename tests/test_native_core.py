@@ -609,6 +609,29 @@ def test_records_die_with_their_nodes_without_a_deadlock() -> None:
     assert alive() is None
 
 
+def test_a_large_output_starts_where_no_load_has_to_wait_for_a_store() -> None:
+    """On a line of 64 bytes, and just before an input in the low 12 bits of their addresses. An
+    allocator that puts arrays behind each other has the output a few bytes after the input."""
+
+    def address(a: mx.array) -> int:
+        return np.array(a, copy=False).ctypes.data
+
+    total = kernel("total", "uint i = thread_position_in_grid.x; o[i] = x[i] + y[i];", ("x", "y"))
+    for size in (1 << 14, (1 << 14) + 3, 1 << 18):
+        block = mx.random.normal((2, size + 1024))
+        mx.eval(block)
+        # A contiguous view lies at any multiple of four bytes.
+        for first in range(0, 1024, 93):
+            views = [block[row, first : first + size] for row in range(2)]
+            mx.eval(views)
+            o = core.launch(prepare(total, tuple(views)), tuple(views))
+            assert np.array_equal(np.array(o), np.array(views[0]) + np.array(views[1]))
+            behind = [(address(o) - address(view) - 1) % 4096 + 1 for view in views]
+            assert address(o) % 64 == 0
+            assert max(behind) > 4096 - 64
+            assert min(behind) >= 2048 - 64
+
+
 def test_memory_is_taken_over_only_where_declared_and_safe() -> None:
     made = kernel("square", SQUARE)
     plain, donating = prepare(made, (x16,)), prepare(made, (x16,), donate=((0, 0),))
