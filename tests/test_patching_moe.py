@@ -78,6 +78,7 @@ SPELLED = {
     "deepseek_v2": (3, True),  # groups by their largest score
     "bailing_moe": (3, True),  # a gate with a projection as its child
     "bailing_moe_v3": (3, True),  # a product in float32, closed groups of -inf
+    "olmoe": (4, False),  # tokens in one row
     "granitemoe": (4, True),  # softmax of the chosen logits, in float32
 }
 

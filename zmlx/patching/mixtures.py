@@ -25,7 +25,9 @@ from .plans import (
     ExpertsPlan,
     Mix,
     Plan,
+    Reshape,
     RouterPlan,
+    flattened,
 )
 from .probe import own_dtype
 from .routing import SUMS, Routing, choices, weighings
@@ -326,7 +328,7 @@ class Mixtures:
 
         def register(number: int) -> int:
             if number not in registers:
-                put(self._step(number, register), number)
+                put(self._step(number, register, x), number)
             return registers[number]
 
         for i, call in enumerate(found.calls):
@@ -350,9 +352,15 @@ class Mixtures:
             raise UnmatchedError("its experts are not chosen in it")
         return steps, register(found.result), experts
 
-    def _step(self, number: int, register: Callable[[int], int]) -> Any:
+    def _step(self, number: int, register: Callable[[int], int], x: mx.array) -> Any:
         """An expression that is no child's as a step."""
         name, arguments, operands, *_ = self._graphs[number]
+        rows = mx.zeros((x.size // x.shape[-1], x.shape[-1]))
+        for flat, function in ((True, flattened), (False, lambda y: y.reshape(x.shape))):
+            (same,) = self._graphs.capture(lambda y, f=function: [f(y)], [x if flat else rows])
+            equal = self._graphs[same][:2] == (name, arguments) and x.ndim > 2
+            if equal and (not flat or operands == (self._graphs.input(0),)):
+                return Reshape(register(operands[0]), flat)
         if name == "AsType":
             dtype = next((d for d in FLOATS if arguments == f"[{d!r}]"), None)
             if dtype is not None:
@@ -371,7 +379,7 @@ class Mixtures:
         """Arrays like the block's and those that children returned; which are the experts' rows."""
         arrays = [x, *(mx.zeros(*s) for s in found.shapes)]
         rows = found.first[at] + 1
-        if arrays[rows].ndim != x.ndim + 1:
+        if arrays[rows].ndim not in (3, x.ndim + 1):
             raise UnmatchedError("its experts do not return a row for each choice")
         return arrays, rows
 
@@ -416,7 +424,11 @@ class Mixtures:
         finishes = [lambda a, w, f=f: f(a[rows], w) for f in SUMS]
         for j in range(1, rows):
             experts = arrays[j].shape[-1]
-            if arrays[j].ndim != x.ndim or experts < top_k or graphs.input(j) not in registers:
+            if (
+                arrays[j].ndim != arrays[rows].ndim - 1
+                or experts < top_k
+                or graphs.input(j) not in registers
+            ):
                 continue
             vectors = [k for k, v in own.items() if v.shape == (experts,)]
             for bias in (None, *vectors):

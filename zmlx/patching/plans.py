@@ -187,6 +187,19 @@ class Cast:
     dtype: mx.Dtype
 
 
+def flattened(x: mx.array) -> mx.array:
+    """(*, D) → (N, D)."""
+    return x.reshape(-1, x.shape[-1])
+
+
+@dataclass(frozen=True)
+class Reshape:
+    """A step: the rows of a register, flattened or in the shape of the block's array."""
+
+    operand: int
+    flat: bool
+
+
 @dataclass(frozen=True)
 class Mix:
     """A step: routes the array in a register by the logits in another, and adds up what the experts
@@ -275,6 +288,9 @@ class BlockPlan(Plan):
                 registers.append(registers[step.left] + registers[step.right])
             elif isinstance(step, Apply):
                 registers.append(ELEMENTWISE[step.op](*(registers[i] for i in step.operands)))
+            elif isinstance(step, Reshape):
+                y = registers[step.operand]
+                registers.append(flattened(y) if step.flat else y.reshape(x.shape))
             elif isinstance(step, Cast):
                 registers.append(registers[step.operand].astype(step.dtype))
             elif isinstance(step, Mix):
