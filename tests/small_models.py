@@ -216,9 +216,12 @@ def build(name, dtype=mx.float32, **given):
 
 
 def _weights(p, dtype):
-    """As initialised, but vectors are not all ones and zeros, so that each of them counts."""
+    """As initialised, but vectors are not all ones and zeros, so that each of them counts, and
+    routers not all zeros, whose experts would all be equal."""
     if not mx.issubdtype(p.dtype, mx.floating):
         return p
+    if p.ndim == 2 and not p.any():
+        p = 0.3 * mx.random.normal(p.shape)
     if p.ndim == 1:
         p = p + 0.1 * mx.random.normal(p.shape)
     return p.astype(dtype)

@@ -37,17 +37,23 @@ def run(*command, **environment):
 
 # ---- convergence --------------------------------------------------------------------------------
 
-SCALED = 8  # weights that are off, one at a time
+
+def small(name):
+    return build(name, vocab_size=256, tie_word_embeddings=False)
+
+
+def first_layer(name):
+    """The matrices of the first layer, by path."""
+    flat = tree_flatten(small(name).parameters())
+    return [path for path, value in flat if ".layers.0." in path and value.ndim == 2]
 
 
 def losses(name, patched=False, scaled=None):
-    """The losses of 32 steps on real text; `scaled`: which of `SCALED` weights, from the first
-    layer to the last, is off by 1 + 1e-7."""
-    model = build(name, vocab_size=256, tie_word_embeddings=False)
+    """The losses of 32 steps on real text; `scaled`: the path of a weight that is off by 1e-7."""
+    model = small(name)
     if scaled is not None:
-        flat = [(k, v) for k, v in tree_flatten(model.parameters()) if v.ndim == 2]
-        key, weight = flat[scaled * (len(flat) - 1) // (SCALED - 1)]
-        model.update(tree_unflatten([(key, weight * (1 + 1e-7))]))
+        weight = dict(tree_flatten(model.parameters()))[scaled]
+        model.update(tree_unflatten([(scaled, weight * (1 + 1e-7))]))
     if patched:
         with zmlx.prefer("zmlx"):
             assert {"norm", "loss"} <= set(zmlx.patch(model, mode="training").kinds())
@@ -78,10 +84,13 @@ def losses(name, patched=False, scaled=None):
 )
 def test_a_patched_model_learns_as_the_plain_one(name):
     """The first losses to 1e-5; later ones as near as plain MLX is to itself with one weight off by
-    1e-7, which is what rounding grows to. Differences are a few units in the loss's last place, and
-    one batch can stretch those of one weight tenfold, so the spread is taken over eight weights."""
+    1e-7, each of the first layer in turn: a patched model rounds in another way from there on, too.
+    Over the five families it stays within 1.1 times that spread, and plain MLX with any one of the
+    other 18 to 30 weights off within 2.9. A draw of weights from all layers is no fair measure: one
+    refuses plain MLX itself in up to 33 % of draws, four in 5 %, eight in 1 %."""
     base = losses(name)
-    spread = np.max([np.abs(losses(name, scaled=i) - base) for i in range(SCALED)], axis=0)
+    others = np.array([losses(name, scaled=path) for path in first_layer(name)])
+    spread = np.abs(others - base).max(axis=0)
     ours = np.abs(losses(name, patched=True) - base)
     assert (ours[:10] <= 1e-5 * base[:10]).all()
     assert (ours[10:] <= 3 * np.maximum.accumulate(spread)[10:]).all()

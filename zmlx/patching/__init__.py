@@ -157,7 +157,24 @@ def _plans(
             # Each parent gets its own copy of a shared child.
             found += [(p, parent, keys, module, plan)
                       for p, parent, keys, child in places if child is module]  # fmt: skip
-    return found
+    return _of_use(found, report)
+
+
+def _of_use(
+    found: list[tuple[str, nn.Module | None, Keys, nn.Module, Plan]], report: Report
+) -> list[tuple[str, nn.Module | None, Keys, nn.Module, Plan]]:
+    """Without those that need a child to be replaced which is not."""
+    replaced = {id(module) for *_, module, _ in found}
+    kept = []
+    for entry in found:
+        path, _, _, module, plan = entry
+        needed = [child_of(module, below) for below in plan.needs()]
+        if all(id(c) in replaced or plan_of(c) is not None for c in needed):
+            kept.append(entry)
+        else:
+            why = "what it adds up is not replaced"
+            report.skipped.append(Skipped(path, type(module).__name__, why))
+    return kept
 
 
 def _patch_head(

@@ -9,7 +9,8 @@ that equal graphs may still differ in their gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -41,6 +42,26 @@ class Graphs:
     def input(self, index: int) -> int:
         """The number of a function's i-th input."""
         return self._number(("input", index))
+
+    def below(self, numbers: Iterable[int]) -> Iterator[int]:
+        """These expressions and all that they are made of."""
+        left, seen = list(numbers), set()
+        while left:
+            number = left.pop()
+            if number not in seen:
+                seen.add(number)
+                yield number
+                if self[number][0] not in ("input", "constant"):
+                    left += self[number][2]
+
+    def scalars(self, numbers: Iterable[int]) -> set[float]:
+        """The float32 scalars in these expressions."""
+        found = (self[number] for number in self.below(numbers))
+        return {
+            struct.unpack("<f", e[3])[0]
+            for e in found
+            if e[0] == "constant" and e[2] == () and e[1] == str(mx.float32)
+        }
 
     def capture(
         self, function: Callable[..., Sequence[mx.array]], inputs: Sequence[mx.array]

@@ -79,6 +79,9 @@ class Matcher(Mixtures, Leaves):
             width = getattr(module, "head_dim", 128)
             width = width if isinstance(width, int) else 128
             return AttentionPlan("attention", F.ATTENTION, width, frozenset(), attention)
+        router = self._router(module)
+        if router is not None:
+            return router
         try:
             mixture = self._experts(module) or self._mixture(module)
         except UnmatchedError as reason:

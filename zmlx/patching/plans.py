@@ -60,6 +60,10 @@ class Plan:
         gradient."""
         return choice(self.op, (TYPICAL_ROWS, self.width), dtype, training=training)
 
+    def needs(self) -> tuple[str, ...]:
+        """Paths of children without whose replacement this one changes nothing."""
+        return ()
+
     def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
         """The module's call."""
         if a or k or not isinstance(x, mx.array) or (x.dtype, x.ndim) not in self.verified:
@@ -160,26 +164,77 @@ class Add:
     right: int
 
 
+#: Operations of arrays that a block may apply to what its children return, besides sums.
+ELEMENTWISE: dict[str, Callable[..., mx.array]] = {
+    "Multiply": mx.multiply,
+    "Sigmoid": mx.sigmoid,
+}
+
+
+@dataclass(frozen=True)
+class Apply:
+    """A step: one of `ELEMENTWISE`, of registers."""
+
+    op: str
+    operands: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cast:
+    """A step: the array in a register in another dtype."""
+
+    operand: int
+    dtype: mx.Dtype
+
+
+def flattened(x: mx.array) -> mx.array:
+    """(*, D) → (N, D)."""
+    return x.reshape(-1, x.shape[-1])
+
+
+@dataclass(frozen=True)
+class Reshape:
+    """A step: the rows of a register, flattened or in the shape of the block's array."""
+
+    operand: int
+    flat: bool
+
+
 @dataclass(frozen=True)
 class Mix:
     """A step: routes the array in a register by the logits in another, and adds up what the experts
-    at a path return for it."""
+    at a path return for it; `bias`: the block's parameter that counts for the choice, or None."""
 
     x: int
     logits: int
     path: str
     routing: Routing
     top_k: int
+    bias: str | None = None
+
+
+@dataclass(frozen=True)
+class Combine:
+    """A step: adds up what the experts at a path return for the array in a register, with the
+    weights and for the choices in two more; `experts`: how many there are."""
+
+    x: int
+    indices: int
+    weights: int
+    path: str
+    experts: int
 
 
 @dataclass(frozen=True)
 class CallChild:
-    """A step: a child's call; arguments are registers (int), `Given`, or a value in a tuple."""
+    """A step: a child's call; arguments are registers (int), `Given`, or a value in a tuple. It
+    returns one array, or a tuple of as many as `results`."""
 
     path: str
     method: str
     arguments: tuple[Any, ...]
     keywords: tuple[tuple[str, Any], ...]
+    results: int = 1
 
 
 @dataclass(frozen=True)
@@ -199,6 +254,10 @@ class BlockPlan(Plan):
     steps: tuple[Any, ...]
     result: int
 
+    def needs(self) -> tuple[str, ...]:
+        own = any(isinstance(s, (AddNorm, Mix)) for s in self.steps)
+        return () if own else tuple(s.path for s in self.steps if isinstance(s, Combine))
+
     def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
         unknown = len(a) > len(self.names) or len(a) + len(k) < self.required
         if unknown or (x.dtype, x.ndim) not in self.verified:
@@ -207,6 +266,9 @@ class BlockPlan(Plan):
         given.update(zip(self.names, a, strict=False))
         given.update(k)
         if len(given) != len(self.names):  # an argument that the call does not know
+            return original(module, x, *a, **k)
+        mixes = [s for s in self.steps if isinstance(s, Mix) and s.bias]
+        if not all(s.routing.takes(module[s.bias]) for s in mixes):
             return original(module, x, *a, **k)
         registers = [x]
 
@@ -220,11 +282,22 @@ class BlockPlan(Plan):
                 child = child_of(module, step.path)
                 call = child if step.method == "__call__" else getattr(child, step.method)
                 arguments = [value(v) for v in step.arguments]
-                registers.append(call(*arguments, **{n: value(v) for n, v in step.keywords}))
+                y = call(*arguments, **{n: value(v) for n, v in step.keywords})
+                registers += [y] if step.results == 1 else y
             elif isinstance(step, Add):
                 registers.append(registers[step.left] + registers[step.right])
+            elif isinstance(step, Apply):
+                registers.append(ELEMENTWISE[step.op](*(registers[i] for i in step.operands)))
+            elif isinstance(step, Reshape):
+                y = registers[step.operand]
+                registers.append(flattened(y) if step.flat else y.reshape(x.shape))
+            elif isinstance(step, Cast):
+                registers.append(registers[step.operand].astype(step.dtype))
             elif isinstance(step, Mix):
                 registers.append(_mix(module, step, registers))
+            elif isinstance(step, Combine):
+                weights, indices = registers[step.weights], registers[step.indices]
+                registers.append(_combine(module, step.path, registers[step.x], weights, indices))
             else:
                 registers.extend(_add_norm(module, step, registers))
         return registers[self.result]
@@ -247,8 +320,14 @@ def _add_norm(module: Any, step: AddNorm, registers: list[mx.array]) -> tuple[mx
 
 
 def _mix(module: Any, step: Mix, registers: list[mx.array]) -> mx.array:
-    experts, x = child_of(module, step.path), registers[step.x]
-    weights, indices = step.routing.gate(registers[step.logits], None, step.top_k)
+    bias = None if step.bias is None else module[step.bias]
+    logits, dtype = registers[step.logits], registers[0].dtype
+    weights, indices = step.routing.gate(logits, bias, step.top_k, dtype)
+    return _combine(module, step.path, registers[step.x], weights, indices)
+
+
+def _combine(module: Any, path: str, x: mx.array, weights: mx.array, indices: mx.array) -> mx.array:
+    experts = child_of(module, path)
     plan = plan_of(experts)
     if isinstance(plan, ExpertsPlan) and (x.dtype, x.ndim) in plan.verified:
         return combined(plan.experts(experts), x, weights, indices)
@@ -291,15 +370,25 @@ class ExpertsPlan(Plan):
         return each(self.experts(module), x, a[0])
 
 
+#: Logits of an array and a router's matrix.
+PRODUCTS: dict[str, Callable[[mx.array, mx.array], mx.array]] = {
+    "product": lambda x, w: x @ w.T,
+    "product in float32": lambda x, w: x.astype(mx.float32) @ w.astype(mx.float32).T,
+}
+
+
 @dataclass(frozen=True)
 class RouterPlan(Plan):
-    """A module that is a router: the product with its weight, the choice, and the weights.
+    """A module that is a router: its logits, the choice, and the weights.
 
     Attributes:
-        weight, bias: names of the parameters; the bias, or None, counts for the choice only.
+        logits: how they come to be: one of `PRODUCTS` with a parameter, or "child".
+        weight: the name of that parameter, or the path of that child.
+        bias: the name of the parameter that counts for the choice only, or None.
         indices_first: the order of what it returns.
     """
 
+    logits: str
     weight: str
     bias: str | None
     routing: Routing
@@ -312,7 +401,11 @@ class RouterPlan(Plan):
         bias = None if self.bias is None else module[self.bias]
         if not self.routing.takes(bias):
             return original(module, x)
-        weights, indices = self.routing.gate(x @ module[self.weight].T, bias, self.top_k)
+        if self.logits == "child":
+            logits = child_of(module, self.weight)(x)
+        else:
+            logits = PRODUCTS[self.logits](x, module[self.weight])
+        weights, indices = self.routing.gate(logits, bias, self.top_k, x.dtype)
         return (indices, weights) if self.indices_first else (weights, indices)
 
 

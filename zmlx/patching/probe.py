@@ -19,7 +19,7 @@ from mlx.utils import tree_map
 from ..choice import prefer
 from .plans import AddNorm, BlockPlan, ExpertsPlan, GatePlan, MLPPlan, Plan, RouterPlan
 from .probe_mixtures import in_float32, stands, twins
-from .wiring import UnmatchedError, shadow
+from .wiring import UnmatchedError, placed, shadow
 
 _EPS = {mx.float32: 2.0**-23, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
 
@@ -153,24 +153,10 @@ def _isolated(module: nn.Module, plan: Plan) -> Any:
         for i, path in enumerate(called):
             if path not in normed:
                 found[path] = _Constant(plan.width, i)
-        found.update(stands(plan))
+        found.update(stands(module, plan))
     if not found:
         return module
-    return _placed(module, found)
-
-
-def _placed(module: Any, stands: dict[str, nn.Module]) -> Any:
-    """The module with these children, by path."""
-    here = {path: child for path, child in stands.items() if "." not in path}
-    below: dict[str, dict[str, nn.Module]] = {}
-    for path, child in stands.items():
-        key, _, rest = path.partition(".")
-        if rest:
-            below.setdefault(key, {})[rest] = child
-    if isinstance(module, (list, tuple)):
-        entries = [here.get(str(i), value) for i, value in enumerate(module)]
-        return [_placed(v, below[str(i)]) if str(i) in below else v for i, v in enumerate(entries)]
-    return shadow(module, {**here, **{k: _placed(module[k], v) for k, v in below.items()}})
+    return placed(module, found)
 
 
 def _in_float32(module: nn.Module) -> nn.Module:

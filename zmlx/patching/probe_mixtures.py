@@ -12,8 +12,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from .plans import BlockPlan, ExpertsPlan, Mix, RouterPlan
-from .wiring import child_of, shadow
+from .plans import BlockPlan, CallChild, Combine, ExpertsPlan, Mix, RouterPlan
+from .wiring import child_of, placed, shadow
 
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
@@ -37,27 +37,56 @@ class Logits(nn.Module):
         return (ranks(x.shape[:-1], self._experts) * (1 + 0.1 * mx.tanh(mean))).astype(x.dtype)
 
 
+class Chosen(nn.Module):
+    """A router: experts of its own choice, and weights that follow the array."""
+
+    def __init__(self, experts: int, first: bool) -> None:
+        super().__init__()
+        self._experts, self._first = experts, first
+
+    def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
+        """Indices and weights, in either order."""
+        top_k = min(2, self._experts)
+        order = mx.argsort(ranks(x.shape[:-1], self._experts), axis=-1)
+        weights = mx.softmax(x[..., :top_k].astype(mx.float32), axis=-1).astype(x.dtype)
+        pair = order[..., :top_k], weights
+        return pair if self._first else pair[::-1]
+
+
 class Table(nn.Module):
     """Experts that scale the array by a row of their own."""
 
-    def __init__(self, experts: int) -> None:
+    def __init__(self, experts: int, width: int) -> None:
         super().__init__()
-        self._table = mx.random.normal((experts, experts), key=mx.random.key(4))
+        self._table = mx.random.normal((experts, width), key=mx.random.key(4))
 
     def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
         """A row for each choice."""
         return (self._table[indices] * x[..., None, :]).astype(x.dtype)
 
 
-def stands(plan: BlockPlan) -> dict[str, nn.Module]:
-    """For the children of a block that a router is part of; its rows are as long as it has
-    experts."""
-    found: dict[str, nn.Module] = {}
+def stands(module: nn.Module, plan: BlockPlan) -> dict[str, Any]:
+    """For the children and the bias of a block with experts."""
+    found: dict[str, Any] = {}
+    made: list[Any] = [None]  # the step that made a register
     for step in plan.steps:
+        made += [step] * (step.results if isinstance(step, CallChild) else 1)
         if isinstance(step, Mix):
-            found[step.path] = Table(plan.width)
-            found[plan.steps[step.logits - 1].path] = Logits(plan.width)
+            # Rows are as long as there are experts.
+            found[step.path] = Table(plan.width, plan.width)
+            found[made[step.logits].path] = Logits(plan.width)
+            if step.bias is not None:
+                found[step.bias] = _bias(plan.width).astype(module[step.bias].dtype)
+        elif isinstance(step, Combine):
+            found[step.path] = Table(step.experts, plan.width)
+            first = step.indices < step.weights
+            found[made[step.indices].path] = Chosen(step.experts, first)
     return found
+
+
+def _bias(experts: int) -> mx.array:
+    """Not negative, so that groups are open and closed alike."""
+    return 0.1 * mx.random.uniform(shape=(experts,), key=mx.random.key(5))
 
 
 def few(layer: nn.Module) -> nn.Module:
@@ -105,14 +134,17 @@ def twins(module: nn.Module, plan: Any, dtype: mx.Dtype) -> Iterator[Twin]:
             x, indices = x.reshape(*shape, -1), indices.reshape(*shape, -1).astype(mx.uint32)
             yield twin, x, lambda y: y, (indices,)
     elif isinstance(plan, RouterPlan):
-        experts, width = module[plan.weight].shape
-        parts = {plan.weight: mx.eye(experts, max(experts, width)).astype(dtype)}
+        experts = width = plan.width
+        entries: dict[str, Any] = {}
+        if plan.logits == "child":
+            entries[plan.weight] = Logits(experts)
+        else:
+            width = max(experts, module[plan.weight].shape[1])
+            entries[plan.weight] = mx.eye(experts, width).astype(dtype)
         if plan.bias is not None:
-            # Not negative, so that groups are open and closed alike.
-            bias = 0.1 * mx.random.uniform(shape=(experts,), key=mx.random.key(5))
-            parts[plan.bias] = bias.astype(module[plan.bias].dtype)
+            entries[plan.bias] = _bias(experts).astype(module[plan.bias].dtype)
         lead = (6,) if (dtype, 2) in plan.verified else (2, 3)
-        rest = mx.zeros((*lead, max(width - experts, 0)))
+        rest = mx.zeros((*lead, width - experts))
         x = mx.concatenate([ranks(lead, experts), rest], axis=-1).astype(dtype)
 
         def dense(result: Any) -> mx.array:
@@ -120,4 +152,4 @@ def twins(module: nn.Module, plan: Any, dtype: mx.Dtype) -> Iterator[Twin]:
             own = indices[..., None] == mx.arange(experts)
             return mx.where(own, weights[..., None], 0).sum(axis=-2).astype(weights.dtype)
 
-        yield shadow(module, parts), x, dense, ()
+        yield placed(module, entries), x, dense, ()

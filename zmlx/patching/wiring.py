@@ -45,15 +45,24 @@ class Call:
 @dataclass
 class Wiring:
     """Calls in their order, and what the module returns. Input 0 is the module's array (and the
-    next ones are those that it gets beside it), input i + 1 after them is what call i returned."""
+    next ones are those that it gets beside it), then comes what the calls returned: one array each,
+    or two where pairs were asked for.
+
+    Attributes:
+        shapes: of the arrays that calls returned.
+        first: of each call, the index in `shapes` of its array, or of its two.
+        second: the other array that the module returns, None where it is one.
+    """
 
     calls: list[Call]
     result: int
     shapes: list[tuple[tuple[int, ...], mx.Dtype]] = field(default_factory=list)
+    first: list[int] = field(default_factory=list)
+    second: int | None = None
 
     def structure(self) -> Any:
         """What has to be equal for two wirings to be the same program."""
-        return tuple(self.calls), self.result
+        return tuple(self.calls), self.result, self.second
 
 
 def parameters_of_call(module: nn.Module) -> list[inspect.Parameter]:
@@ -75,6 +84,20 @@ def shadow(module: nn.Module, entries: Mapping[str, Any]) -> Any:
     dict.update(twin, module)
     dict.update(twin, entries)
     return twin
+
+
+def placed(module: Any, entries: Mapping[str, Any]) -> Any:
+    """The module with these children and arrays, by path."""
+    here = {path: child for path, child in entries.items() if "." not in path}
+    below: dict[str, dict[str, Any]] = {}
+    for path, child in entries.items():
+        key, _, rest = path.partition(".")
+        if rest:
+            below.setdefault(key, {})[rest] = child
+    if isinstance(module, (list, tuple)):
+        parts = [here.get(str(i), value) for i, value in enumerate(module)]
+        return [placed(v, below[str(i)]) if str(i) in below else v for i, v in enumerate(parts)]
+    return shadow(module, {**here, **{k: placed(module[k], v) for k, v in below.items()}})
 
 
 def is_opaque(module: nn.Module) -> bool:
@@ -132,32 +155,39 @@ def stands(module: nn.Module, record: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _shapes(
-    module: nn.Module, arrays: Sequence[mx.array], arguments: Mapping[str, Any]
-) -> list[tuple[tuple[int, ...], mx.Dtype]]:
-    """Shapes and dtypes of what the children return, in order; nothing is computed."""
-    found: list[tuple[tuple[int, ...], mx.Dtype]] = []
+    module: nn.Module, arrays: Sequence[mx.array], arguments: Mapping[str, Any], pairs: bool
+) -> list[list[tuple[tuple[int, ...], mx.Dtype]]]:
+    """Shapes and dtypes of what each call of a child returns; nothing is computed."""
+    found: list[list[tuple[tuple[int, ...], mx.Dtype]]] = []
 
     def record(path: str, method: str, child: Any, a: Any, k: Any) -> Any:
-        y = getattr(child, method)(*a, **k)
-        if not isinstance(y, mx.array):
-            raise UnmatchedError(f"{path} does not return one array")
-        found.append((tuple(y.shape), y.dtype))
-        return y
+        result = getattr(child, method)(*a, **k)
+        found.append([(tuple(y.shape), y.dtype) for y in _arrays(result, path, pairs)])
+        return result
 
     twin = shadow(module, stands(module, record))
     type(module).__call__(twin, *arrays, **arguments)
     return found
 
 
-def wiring(graphs: Graphs, module: nn.Module, *arrays: mx.array) -> Wiring:
-    """The wiring of the module's call on arrays like these, which are its first arguments."""
+def _arrays(result: Any, who: str, pairs: bool) -> tuple[mx.array, ...]:
+    """What a call returned: an array, or (`pairs`) two."""
+    found = result if pairs and isinstance(result, tuple) and len(result) == 2 else (result,)
+    if not all(isinstance(y, mx.array) for y in found):
+        raise UnmatchedError(f"{who} does not return one array{' or two' if pairs else ''}")
+    return found
+
+
+def wiring(graphs: Graphs, module: nn.Module, *arrays: mx.array, pairs: bool = False) -> Wiring:
+    """The wiring of the module's call on arrays like these, which are its first arguments; `pairs`:
+    whether it and its children may return two arrays."""
     others = parameters_of_call(module)[len(arrays) :]
     required = [p for p in others if p.default is p.empty]
-    shapes = _shapes(module, arrays, {p.name: None for p in required})
+    shapes = _shapes(module, arrays, {p.name: None for p in required}, pairs)
     found: list[Wiring] = []
     tokens = {p.name: Given(p.name) for p in others}
     for given in (tokens, dict.fromkeys(tokens)) if tokens else (tokens,):
-        found.append(_trace(graphs, module, arrays, given, shapes))
+        found.append(_trace(graphs, module, arrays, given, shapes, pairs))
     if len(found) == 2 and _without_tokens(found[0]) != found[1].structure():
         raise UnmatchedError("what it computes depends on which arguments it gets")
     return found[0]
@@ -168,9 +198,11 @@ def _trace(
     module: nn.Module,
     own: Sequence[mx.array],
     given: Mapping[str, Any],
-    shapes: Sequence[tuple[tuple[int, ...], mx.Dtype]],
+    shapes: Sequence[Sequence[tuple[tuple[int, ...], mx.Dtype]]],
+    pairs: bool,
 ) -> Wiring:
     pending: list[tuple[str, str, Any, Any]] = []
+    first = [sum(map(len, shapes[:i])) for i in range(len(shapes))]
 
     def traced(*inputs: mx.array) -> list[mx.array]:
         outputs = inputs[len(own) :]
@@ -195,21 +227,23 @@ def _trace(
                     tuple((n, argument(v, path)) for n, v in k.items()),
                 )
             )
-            if len(pending) > len(outputs):
+            if len(pending) > len(shapes):
                 raise UnmatchedError("its calls depend on its arguments")
-            return outputs[len(pending) - 1]
+            start, count = first[len(pending) - 1], len(shapes[len(pending) - 1])
+            return outputs[start] if count == 1 else tuple(outputs[start : start + count])
 
         result = type(module).__call__(
             shadow(module, stands(module, record)), *inputs[: len(own)], **given
         )
-        if not isinstance(result, mx.array):
-            raise UnmatchedError("it does not return one array")
-        return [*arrays, result]
+        return [*arrays, *_arrays(result, "it", pairs)]
 
-    inputs = [*own, *(mx.zeros(shape, dtype) for shape, dtype in shapes)]
-    *arrays, result = graphs.capture(traced, inputs)
+    flat = [shape for call in shapes for shape in call]
+    inputs = [*own, *(mx.zeros(shape, dtype) for shape, dtype in flat)]
+    numbers = graphs.capture(traced, inputs)
     if len(pending) != len(shapes):
         raise UnmatchedError("its calls depend on its arguments")
+    count = sum(isinstance(v, int) for _, _, a, k in pending for v in (*a, *(w for _, w in k)))
+    arrays, (result, *second) = numbers[:count], numbers[count:]
 
     def resolved(value: Any) -> Any:
         return arrays[value] if isinstance(value, int) else value
@@ -218,7 +252,7 @@ def _trace(
         Call(p, m, tuple(resolved(v) for v in a), tuple((n, resolved(v)) for n, v in k))
         for p, m, a, k in pending
     ]
-    return Wiring(calls, result, list(shapes))
+    return Wiring(calls, result, flat, first, second[0] if second else None)
 
 
 def _without_tokens(found: Wiring) -> Any:
@@ -230,7 +264,7 @@ def _without_tokens(found: Wiring) -> Any:
              tuple((n, plain(v)) for n, v in c.keywords))
         for c in found.calls
     )  # fmt: skip
-    return calls, found.result
+    return calls, found.result, found.second
 
 
 def widths(module: nn.Module) -> Iterator[int]:
