@@ -233,18 +233,15 @@ for (int r = 0; r < ROWS; ++r) {
 
 #: One choice after the other; threads that share a row agree on each.
 CHOOSE = """\
-// Rank and expert as one number.
-ulong key[PER];
-for (int i = 0; i < PER; ++i) {
-    key[i] = (ulong(rank[own + i]) << 32) | ulong(0xffffffffu - uint(int(lane) + i * LANES));
-}
 ulong last = ~ulong(0);
 for (int k = 0; k < K; ++k) {
-    // The largest key below the last one is the nearest to it: no two are equal, and the distance
-    // of those above wraps around.
+    // Rank and expert are one number, the key. The largest below the last one is the nearest to
+    // it: no two are equal, and the distance of those above wraps around.
     ulong near = ~ulong(0);
     for (int i = 0; i < PER; ++i) {
-        const ulong distance = last - 1 - key[i];
+        const ulong key = (ulong(rank[own + i]) << 32)
+            | ulong(0xffffffffu - uint(int(lane) + i * LANES));
+        const ulong distance = last - 1 - key;
         near = distance < near ? distance : near;
     }
     @AGREE@
