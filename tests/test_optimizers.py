@@ -199,8 +199,8 @@ def test_the_step_works_in_place():
         optimizer.update(model, gradients)
         del gradients
         mx.eval(model.parameters(), optimizer.state)
-    # Four parameters with two moments each; the moments at least are held by nobody else.
-    assert zmlx.metal.statistics()["donations"] - before >= 3 * 8
+    # Four parameters with two moments each. The backward holds parameters until it has run.
+    assert zmlx.metal.statistics()["donations"] - before == 3 * 12
 
 
 def test_arrays_that_somebody_holds_are_not_overwritten():
