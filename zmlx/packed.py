@@ -31,7 +31,7 @@ _SMALL = 8
 Arrays = tuple[mx.array, ...]
 
 
-def _groups(sets: Sequence[Arrays]) -> list[list[int]]:
+def groups(sets: Sequence[Arrays]) -> list[list[int]]:
     """Indices of the sets that may share a launch; those without elements are in none."""
     found: dict[Any, list[int]] = {}
     for i, arrays in enumerate(sets):
@@ -80,7 +80,7 @@ class PackedKernel:
     def __call__(self, sets: Sequence[Arrays], numbers: mx.array) -> list[Arrays]:
         """The outputs of every set; `numbers` is a float32 array of the scalars."""
         done: list[Arrays] = [tuple(arrays[i] for i in self._like) for arrays in sets]
-        for members in _groups(sets):
+        for members in groups(sets):
             for first in range(0, len(members), self.sets_per_launch):
                 some = members[first : first + self.sets_per_launch]
                 outputs = self._launch([sets[i] for i in some], numbers)
@@ -165,7 +165,7 @@ class PackedSumKernel:
     def __call__(self, arrays: Sequence[mx.array]) -> mx.array:
         """A 0-d float32 array."""
         parts: list[mx.array] = []
-        for members in _groups([(x,) for x in arrays]):
+        for members in groups([(x,) for x in arrays]):
             for first in range(0, len(members), self.arrays_per_launch):
                 some = [arrays[i] for i in members[first : first + self.arrays_per_launch]]
                 self.statistics["arrays"] += len(some)
@@ -228,7 +228,7 @@ class PackedIntoKernel:
     def __call__(self, arrays: Sequence[mx.array], number: mx.array) -> list[mx.array]:
         """One array for each, of its shape and dtype; `number` is a float32 array of one."""
         done = list(arrays)
-        for members in _groups([(x,) for x in arrays]):
+        for members in groups([(x,) for x in arrays]):
             for first in range(0, len(members), self.arrays_per_launch):
                 some = members[first : first + self.arrays_per_launch]
                 self.statistics["arrays"] += len(some)

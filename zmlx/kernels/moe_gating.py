@@ -36,6 +36,8 @@ GROUP_SCORES = ("top2", "max")
 
 #: Of more, a CPU's cache would not hold a row's columns.
 _MOST_EXPERTS = 4096
+#: As many as a vector of keys has places.
+_FEWEST_ROWS = 16
 
 
 def topk_gating_reference(
@@ -161,8 +163,10 @@ def _geometry(
 def _columns(
     gating: _Gating, settings: launch.Settings, rows: int, experts: int, half: bool
 ) -> dict[str, int]:
-    """How a thread of a CPU takes several rows through the network, if it does."""
-    if not launch.is_cpu(settings) or gating.top_k > network.MOST or experts > _MOST_EXPERTS:
+    """How a thread of a CPU takes several rows through the network, if it does. Few rows are not
+    worth the time that the network takes to compile."""
+    several = gating.top_k <= network.MOST and experts <= _MOST_EXPERTS and rows >= _FEWEST_ROWS
+    if not launch.is_cpu(settings) or not several:
         names = ("SLOTS", "NETWORK", "SHORT", "PLACES")
         return dict.fromkeys(names, 0) | dict.fromkeys(("ROWS", "SPAN", "DEPTH", "TURNS"), 1)
     depth = network.depth_for(gating.top_k)
@@ -170,7 +174,7 @@ def _columns(
     turns = -(-experts // (span * depth))
     slots = turns * span * depth
     places = (1 << (slots - 1).bit_length()) - 1
-    c = launch.pick(settings, ROWS=min(16, 4096 // experts) if rows >= 16 else 1)
+    c = launch.pick(settings, ROWS=min(_FEWEST_ROWS, _MOST_EXPERTS // experts))
     # A number of 16 bits has at most 19 in its rank.
     short = half and gating.by_logit and places < 1 << 13
     return {**c, "SLOTS": slots, "NETWORK": 1, "SHORT": int(short), "SPAN": span, "DEPTH": depth,

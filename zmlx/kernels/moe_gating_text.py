@@ -100,56 +100,53 @@ for (int r = 0; r < ROWS; ++r) {
     }
     if (!BY_LOGIT) {
         @BIAS@
+        for (int i = 0; i < PER; ++i) {
+            rank[own + i] = int(lane) + i * LANES < E ? zmlx_rank(value[i]) : 0u;
+        }
     }
     if (!BY_LOGIT && GROUPS > 1) {
         const int width = E / GROUPS;
+        // NaN ranks below, and so counts for no more than this.
+        const uint least = zmlx_rank(-INFINITY);
         float mark[GROUPS];
         for (int g = 0; g < GROUPS; ++g) {
             // The experts of a group lie in these places of a lane, beside those of its neighbours.
             const int begin = g * width / LANES;
             const int end = min(((g + 1) * width + LANES - 1) / LANES, PER);
-            float best = -INFINITY;
+            uint most = least;
             for (int i = begin; i < end; ++i) {
                 const int e = int(lane) + i * LANES;
                 const bool inside = e >= g * width && e < (g + 1) * width;
-                best = max(best, inside ? value[i] : -INFINITY);
+                most = max(most, inside ? rank[own + i] : 0u);
             }
-            best = zmlx_lanes<LANES, zmlx_lane_max>(best);
+            const float best = zmlx_lanes<LANES, zmlx_lane_max>(zmlx_logit(most));
+            most = zmlx_rank(best);
             // The second largest is the largest again where two are equal.
-            float next = -INFINITY;
+            uint second = least;
             int equal = 0;
             for (int i = begin; i < end; ++i) {
                 const int e = int(lane) + i * LANES;
                 const bool inside = e >= g * width && e < (g + 1) * width;
-                next = max(next, inside && value[i] < best ? value[i] : -INFINITY);
-                equal += inside && value[i] == best ? 1 : 0;
+                const uint own_rank = inside ? rank[own + i] : 0u;
+                second = max(second, own_rank < most ? own_rank : 0u);
+                equal += own_rank == most ? 1 : 0;
             }
-            next = zmlx_lanes<LANES, zmlx_lane_max>(next);
+            const float next = zmlx_lanes<LANES, zmlx_lane_max>(zmlx_logit(second));
             const float ties = zmlx_lanes<LANES, zmlx_lane_sum>(float(equal));
             mark[g] = TOP2 && width > 1 ? best + (ties > 1.0f ? best : next) : best;
         }
-        int better[GROUPS];
         for (int g = 0; g < GROUPS; ++g) {
-            better[g] = 0;
+            int better = 0;
             for (int h = 0; h < GROUPS; ++h) {
-                better[g] += mark[h] > mark[g] || (mark[h] == mark[g] && h < g) ? 1 : 0;
+                better += mark[h] > mark[g] || (mark[h] == mark[g] && h < g) ? 1 : 0;
             }
-        }
-        for (int g = 0; g < GROUPS; ++g) {
             const int end = min(((g + 1) * width + LANES - 1) / LANES, PER);
             for (int i = g * width / LANES; i < end; ++i) {
                 const int e = int(lane) + i * LANES;
-                if (e >= g * width && e < (g + 1) * width) {
-                    rank[own + i] = better[g] < TOP_GROUPS ? 1u : 0u;
+                if (better >= TOP_GROUPS && e >= g * width && e < (g + 1) * width) {
+                    rank[own + i] = 0u;
                 }
             }
-        }
-    }
-    if (!BY_LOGIT) {
-        for (int i = 0; i < PER; ++i) {
-            const bool open =
-                int(lane) + i * LANES < E && (GROUPS == 1 || rank[own + i] != 0);
-            rank[own + i] = open ? zmlx_rank(value[i]) : 0u;
         }
     }
     for (int i = PER; i < SLOTS; ++i) {
@@ -233,18 +230,15 @@ for (int r = 0; r < ROWS; ++r) {
 
 #: One choice after the other; threads that share a row agree on each.
 CHOOSE = """\
-// Rank and expert as one number.
-ulong key[PER];
-for (int i = 0; i < PER; ++i) {
-    key[i] = (ulong(rank[own + i]) << 32) | ulong(0xffffffffu - uint(int(lane) + i * LANES));
-}
 ulong last = ~ulong(0);
 for (int k = 0; k < K; ++k) {
-    // The largest key below the last one is the nearest to it: no two are equal, and the distance
-    // of those above wraps around.
+    // Rank and expert are one number, the key. The largest below the last one is the nearest to
+    // it: no two are equal, and the distance of those above wraps around.
     ulong near = ~ulong(0);
     for (int i = 0; i < PER; ++i) {
-        const ulong distance = last - 1 - key[i];
+        const ulong key = (ulong(rank[own + i]) << 32)
+            | ulong(0xffffffffu - uint(int(lane) + i * LANES));
+        const ulong distance = last - 1 - key;
         near = distance < near ? distance : near;
     }
     @AGREE@

@@ -37,15 +37,37 @@ std::atomic<int> checking{0};
 // that one may stay counted for ever; ten of those would block every later evaluation.
 std::atomic<bool> uncounted{false};
 
-// Lets the stream finish, and then counts nothing as under way.
-void count_again(mx::Stream stream) {
+// Waits until all that the stream was given is done.
+void finish(mx::Stream stream) {
   auto done = std::make_shared<std::promise<void>>();
   mx::scheduler::enqueue(stream, [done] { done->set_value(); });
-  uncounted = false;
   done->get_future().wait();
+}
+
+// Lets the stream finish, and then counts nothing as under way.
+void count_again(mx::Stream stream) {
+  uncounted = false;
+  finish(stream);
   for (int n = mx::scheduler::n_active_tasks(); n > 0; --n) {
     mx::scheduler::notify_task_completion(stream);
   }
+}
+
+// Bytes that are worth a wait of some microseconds.
+constexpr size_t worth_waiting = 1 << 18;
+
+// Whether to wait before memory is donated. Tasks hold the memory that they read until they have run:
+// a gradient's norm holds the gradient. Whether a kernel may take it would depend on who is faster.
+bool awaited(const Launch& launch, const std::vector<mx::array>& inputs) {
+  // What another device waits for may not have been handed to it yet.
+  static const bool alone = !mx::is_available(mx::Device(mx::Device::gpu));
+  bool held = false;
+  size_t bytes = 0;
+  for (auto [from, to] : launch.donate) {
+    held = held || inputs[from].data_shared_ptr().use_count() > 1;
+    bytes += inputs[from].nbytes();
+  }
+  return alone && held && bytes >= worth_waiting;
 }
 
 constexpr uintptr_t page = 4096, line = 64;
@@ -362,6 +384,7 @@ void KernelPrimitive::eval_cpu(const std::vector<mx::array>& inputs,
     output.inputs().clear();
     others.push_back(&output);
   }
+  if (awaited(launch, inputs)) finish(stream());
   // A non-contiguous input is never donated: it is copied first.
   for (auto [from, to] : launch.donate) {
     const mx::array& input = inputs[from];

@@ -3,7 +3,8 @@
     n = √Σ g²                c = min(1, max_norm / (n + 1e-6))                g' = c g
 
 Bytes: the norm reads every gradient once, up to 29 arrays per launch; scaling reads and writes
-them, up to 28. An optimizer with `max_norm` scales them inside its own step instead.
+them, 14 per launch where the results take their memory, else up to 28. An optimizer with
+`max_norm` scales them inside its own step instead.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from mlx.utils import tree_flatten, tree_map
 
 from .. import launch
 from ..arguments import FLOATING, check_number
-from ..kernels.gradient_norm import SCALE, SQUARES
+from ..kernels.gradient_norm import SQUARES, scaled
 
 #: MLX's `clip_grad_norm` adds it to the norm.
 _TINY = 1e-6
@@ -69,10 +70,11 @@ def clip_by_global_norm(gradients: Any, max_norm: float) -> tuple[Any, mx.array]
     """Scales all gradients alike where their joint norm exceeds `max_norm`, as
     `mlx.optimizers.clip_grad_norm`.
 
-    The norm takes ⌈arrays / 29⌉ launches, scaling ⌈arrays / 28⌉: together at most
-    ⌈arrays / 14⌉ + 1, with 14 the arrays that can have a result of their own in a launch of 31
-    buffers. Each dtype, and arrays of fewer than eight elements, are counted apart. Results of a
-    launch are parts of one array, whose memory is free when all of them are.
+    Together at most ⌈arrays / 14⌉ + 1 launches, with 14 the arrays that can have a result of their
+    own in a launch of 31 buffers; each dtype, and arrays of fewer than eight elements, are counted
+    apart. On the CPU a result takes the memory of its gradient where nobody else holds that; of
+    more than 29 arrays, 28 of the smallest for every 29 do not, but are parts of one array, whose
+    memory is free when all of them are. On a GPU all results are such parts.
     The option `max_norm` of the optimizers of this module scales inside the step and needs no
     launch for it.
 
@@ -91,11 +93,10 @@ def clip_by_global_norm(gradients: Any, max_norm: float) -> tuple[Any, mx.array]
     factor = clip_factor(norm, limit)
     fused = launch.settings().target != "reference"
     some = [i for i, x in enumerate(leaves) if fused and x.dtype in FLOATING]
-    scaled = [_scale(x, factor) if i not in set(some) else x for i, x in enumerate(leaves)]
-    done = SCALE([leaves[i] for i in some], factor.reshape(1))
-    for i, x in zip(some, done, strict=True):
-        scaled[i] = x
-    rest = iter(scaled)
+    done = [x if i in set(some) else _scale(x, factor) for i, x in enumerate(leaves)]
+    for i, x in zip(some, scaled([leaves[i] for i in some], factor.reshape(1)), strict=True):
+        done[i] = x
+    rest = iter(done)
     return tree_map(lambda _: next(rest), gradients), norm
 
 
