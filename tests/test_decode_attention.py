@@ -4,14 +4,13 @@ tables and lengths allow."""
 import mlx.core as mx
 import numpy as np
 import pytest
+from attention_oracle import assert_right, assert_right_gradients
 
 from zmlx import checks, launch
-from zmlx.kernels import (
-    decode_attention,
-    paged_attention,
-    quantized_attention,
-    scaled_dot_product_attention,
-)
+from zmlx.kernels import decode_attention, paged_attention, quantized_attention
+from zmlx.kernels.attention import scaled_dot_product_attention_reference as plain
+from zmlx.kernels.paged import paged_attention_reference
+from zmlx.kernels.quantized import quantized_attention_reference
 
 KINDS = ("cpu", "gpu")
 OPTIONS = [{}, {"causal": True}, {"window": 40}, {"causal": True, "window": 9, "softcap": 2.0}]
@@ -26,16 +25,15 @@ def qkv(b=2, h=4, k=2, queries=3, keys=300, d=32, v=16, **more):
     return arrays((b, h, queries, d), (b, k, keys, d), (b, k, keys, v), **more)
 
 
-def each_batch(q, k, v, lengths, **options):
+def each_batch(q, k, v, lengths, sinks=None, *, xp, **options):
     """The plain op on the keys that each batch has."""
-    return mx.concatenate(
+    return xp.concatenate(
         [
-            scaled_dot_product_attention(
-                q[i : i + 1], k[i : i + 1, :, :n], v[i : i + 1, :, :n], **options
-            )
+            plain(q[i : i + 1], k[i : i + 1, :, :n], v[i : i + 1, :, :n], None, sinks, **options,
+                  xp=xp)
             for i, n in enumerate(lengths)
         ]
-    )
+    )  # fmt: skip
 
 
 def paged(x, size, rng, spare=3):
@@ -57,14 +55,12 @@ def paged(x, size, rng, spare=3):
 def test_decode_equals_the_plain_op(kind, options):
     q, k, v = qkv()
     sinks = mx.array([0.5, -1.0, 2.0, 0.0])
+    lengths = mx.array([300, 17])
     with launch.geometry(kind):
         got = decode_attention(q, k, v, sinks=sinks, **options)
-        want = scaled_dot_product_attention(q, k, v, sinks=sinks, **options)
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
-        lengths = (300, 17)
-        got = decode_attention(q, k, v, mx.array(lengths), sinks, **options)
-        want = each_batch(q, k, v, lengths, sinks=sinks, **options)
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+        assert_right(got, [q, k, v, None, sinks], **options)
+        got = decode_attention(q, k, v, lengths, sinks, **options)
+        assert_right(got, [q, k, v, lengths, sinks], each_batch, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -75,11 +71,10 @@ def test_paged_equals_the_plain_op(kind, size, options):
     rng = np.random.default_rng(1)
     cache_k, table = paged(k, size, rng)
     cache_v, _ = paged(v, size, np.random.default_rng(1))
-    lengths = (300, 41)
+    lengths = mx.array([300, 41])
     with launch.geometry(kind):
-        got = paged_attention(q, cache_k, cache_v, table, mx.array(lengths), **options)
-        want = each_batch(q, k, v, lengths, **options)
-    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+        got = paged_attention(q, cache_k, cache_v, table, lengths, **options)
+    assert_right(got, [q, k, v, lengths], each_batch, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -89,14 +84,14 @@ def test_paged_equals_the_plain_op(kind, size, options):
 def test_quantized_equals_the_plain_op(kind, bits, group_size, dtype):
     q, k, v = qkv(d=128, v=256 if group_size == 32 else 128, keys=77, dtype=dtype)
     some = [mx.quantize(x, group_size, bits) for x in (k, v)]
-    expanded = [mx.dequantize(*x, group_size, bits).astype(mx.float32) for x in some]
+    expanded = [
+        mx.dequantize(words, *[x.astype(mx.float32) for x in rest], group_size, bits)
+        for words, *rest in some
+    ]
     with launch.geometry(kind):
         got = quantized_attention(q, *some[0], *some[1], bits=bits, causal=True)
-    want = scaled_dot_product_attention(q.astype(mx.float32), *expanded, causal=True)
-    # MLX rounds what it expands to the dtype.
-    eps = {mx.float32: 1e-6, mx.float16: 2**-10, mx.bfloat16: 2**-7}[dtype]
     assert got.dtype == dtype
-    np.testing.assert_allclose(got.astype(mx.float32), want, rtol=10 * eps, atol=10 * eps)
+    assert_right(got, [q, *expanded], causal=True)
 
 
 def test_a_slice_of_a_cache_is_read_where_it_lies():
@@ -108,15 +103,14 @@ def test_a_slice_of_a_cache_is_read_where_it_lies():
         got = decode_attention(q, k[:, :, :n], v[:, :, :n])
         mx.eval(got)
         assert metal.statistics()["contiguous_copies"] == before
-        want = scaled_dot_product_attention(q, k[:, :, :n], v[:, :, :n])
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+        assert_right(got, [q, k[:, :, :n], v[:, :, :n]])
         before = metal.statistics()["contiguous_copies"]
 
 
 def test_values_that_do_not_lie_side_by_side():
     q, k, v = qkv()
     turned = [mx.contiguous(x.swapaxes(2, 3)).swapaxes(2, 3) for x in (k, v)]
-    np.testing.assert_allclose(decode_attention(q, *turned), decode_attention(q, k, v), rtol=1e-6)
+    np.testing.assert_array_equal(decode_attention(q, *turned), decode_attention(q, k, v))
 
 
 def test_a_new_length_compiles_nothing():
@@ -144,51 +138,30 @@ def test_no_keys_are_nan_and_with_sinks_zero():
 # ---- gradients -----------------------------------------------------------------------------------
 
 
-def assert_gradients(function, plain, *inputs):
-    """Gradients of a weighted sum of both are alike: sums of up to 300 terms, each within a few
-    roundings of the largest gradient."""
-    out = plain(*inputs)
-    cotangent = arrays(out.shape, seed=5)[0]
-    both = [mx.vjp(f, list(inputs), [cotangent])[1] for f in (function, plain)]
-    for got, want in zip(*both, strict=True):
-        limit = 32 * 2.0**-23 * np.abs(np.array(want)).max()
-        np.testing.assert_allclose(got, want, rtol=0, atol=limit)
-
-
 def test_decode_has_the_gradients_of_the_plain_op():
-    q, k, v = qkv(keys=70)
-    assert_gradients(
-        lambda q, k, v, s: decode_attention(q, k, v, sinks=s, causal=True),
-        lambda q, k, v, s: scaled_dot_product_attention(q, k, v, sinks=s, causal=True),
-        q, k, v, mx.array([0.5, -1.0, 2.0, 0.0]),
+    assert_right_gradients(
+        lambda q, k, v, mask, sinks: decode_attention(q, k, v, sinks=sinks, causal=True),
+        [*qkv(keys=70), None, mx.array([0.5, -1.0, 2.0, 0.0])], (0, 1, 2, 4),
+        arrays((2, 4, 3, 16), seed=5), causal=True,
     )  # fmt: skip
 
 
 def test_paged_has_the_gradients_of_the_plain_op():
-    (q,) = arrays((1, 4, 2, 32))
-    k, v = arrays((6, 16, 2, 32), (6, 16, 2, 32), seed=1)
-    table = mx.array([[3, 1, 4, 0, 5]])
-
-    def dense(x):
-        return x[table].reshape(1, 80, 2, 32)[:, :70].transpose(0, 2, 1, 3)
-
-    assert_gradients(
-        lambda q, k, v: paged_attention(q, k, v, table, mx.array([70]), causal=True),
-        lambda q, k, v: scaled_dot_product_attention(q, dense(k), dense(v), causal=True),
-        q, k, v,
+    values = [*arrays((1, 4, 2, 32), (6, 16, 2, 32)), *arrays((6, 16, 2, 32), seed=1),
+              mx.array([[3, 1, 4, 0, 5]]), mx.array([70])]  # fmt: skip
+    assert_right_gradients(
+        lambda *xs: paged_attention(*xs, causal=True), values, range(3),
+        arrays((1, 4, 2, 32), seed=5), paged_attention_reference, causal=True,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_quantized_has_the_gradients_of_the_plain_op(bits):
     q, k, v = qkv(d=64, v=64, keys=70)
-    (k, *some_k), (v, *some_v) = (mx.quantize(x, 32, bits) for x in (k, v))
-    assert_gradients(
-        lambda q, *some: quantized_attention(q, k, *some[:2], v, *some[2:], bits=bits),
-        lambda q, *some: scaled_dot_product_attention(
-            q, mx.dequantize(k, *some[:2], 32, bits), mx.dequantize(v, *some[2:], 32, bits)
-        ),
-        q, *some_k, *some_v,
+    assert_right_gradients(
+        lambda *xs: quantized_attention(*xs, bits=bits),
+        [q, *mx.quantize(k, 32, bits), *mx.quantize(v, 32, bits)], (0, 2, 3, 5, 6),
+        arrays(q.shape, seed=5), quantized_attention_reference, bits=bits,
     )  # fmt: skip
 
 

@@ -3,9 +3,11 @@
 import mlx.core as mx
 import numpy as np
 import pytest
+from attention_oracle import assert_right, assert_right_gradients
 
 from zmlx import checks, launch
-from zmlx.kernels import scaled_dot_product_attention, varlen_attention
+from zmlx.kernels import varlen_attention
+from zmlx.kernels.attention import scaled_dot_product_attention_reference
 from zmlx.testing import gradients
 
 QUERIES = (0, 5, 5, 70, 133)
@@ -22,16 +24,15 @@ def ends(dtype=mx.int32):
     return mx.array(QUERIES, dtype=dtype), mx.array(KEYS, dtype=dtype)
 
 
-def separately(q, k, v, **options):
+def separately(q, k, v, sinks, *, xp, **options):
+    """The plain op of each sequence."""
     parts = []
     for a, b, c, d in zip(QUERIES, QUERIES[1:], KEYS, KEYS[1:], strict=False):
-        part = scaled_dot_product_attention(
-            q[None, :, a:b], k[None, :, c:d], v[None, :, c:d], **options
+        part = scaled_dot_product_attention_reference(
+            q[None, :, a:b], k[None, :, c:d], v[None, :, c:d], None, sinks, **options, xp=xp
         )
-        parts.append(part)
-    if options.get("return_lse"):
-        return [mx.concatenate([p[i][0] for p in parts], axis=1) for i in (0, 1)]
-    return [mx.concatenate([p[0] for p in parts], axis=1)]
+        parts.append(part if isinstance(part, tuple) else (part,))
+    return [xp.concatenate([x[0] for x in xs], axis=1) for xs in zip(*parts, strict=True)]
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
@@ -42,27 +43,17 @@ def separately(q, k, v, **options):
     ids=str,
 )  # fmt: skip
 def test_equals_separate_calls(kind, options):
-    values = inputs()
-    sinks = mx.array([0.1, -0.5, 1.0, 0.0])
+    values = [*inputs(), mx.array([0.1, -0.5, 1.0, 0.0])]
 
-    def whole(q, k, v, s):
-        y = varlen_attention(q, k, v, *ends(), s, **options)
-        return list(y) if isinstance(y, tuple) else [y]
-
-    def parts(q, k, v, s):
-        return separately(q, k, v, sinks=s, **options)
+    def function(q, k, v, sinks):
+        return varlen_attention(q, k, v, *ends(), sinks, **options)
 
     with launch.geometry(kind):
-        got, want = whole(*values, sinks), parts(*values, sinks)
-        for a, b in zip(got, want, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-        cotangents = [mx.cos(mx.arange(y.size)).reshape(y.shape) for y in got]
-        for a, b in zip(
-            gradients(whole, [*values, sinks], range(4), cotangents),
-            gradients(parts, [*values, sinks], range(4), cotangents),
-            strict=True,
-        ):
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+        out = function(*values)
+        assert_right(out, values, separately, **options)
+        outputs = out if isinstance(out, tuple) else (out,)
+        cotangents = [mx.cos(mx.arange(y.size)).reshape(y.shape) for y in outputs]
+        assert_right_gradients(function, values, range(4), cotangents, separately, **options)
 
 
 @pytest.mark.parametrize("dtype", [mx.int64, mx.uint32], ids=str)

@@ -112,10 +112,16 @@ if (TPR == 1) {
 }
 """
 
-#: Lines of 64 bytes of a row, which arrive while there is arithmetic to do: every PARTS-th.
+#: Lines of 64 bytes of a tile's rows, which arrive while there is arithmetic to do: every PARTS-th
+#: of each row. In a loop of its own: g++ keeps no sums in registers around it.
 _PREFETCH = """\
-for (int d = (PART) * (64 / int(sizeof(#[0]))); d < SIZE; d += PARTS * (64 / int(sizeof(#[0])))) {
-    ZMLX_PREFETCH(# + AT + d);
+if (TPR == 1) {
+    constexpr int line = 64 / int(sizeof(#[0]));
+    for (int key = 0; key < KEYS; ++key) {
+        for (int d = (PART) * line; d < SIZE; d += PARTS * line) {
+            ZMLX_PREFETCH(# + AT + d);
+        }
+    }
 }
 """
 
@@ -158,13 +164,14 @@ def scales(form: Cache, name: str) -> str:
     return _named(_SCALES, name) if form.kind == QUANTIZED else ""
 
 
-def prefetch(form: Cache, name: str, row: str, part: str, parts: str) -> str:
-    """Asks for the lines `part`, `part` + `parts`, … of a row of k or v, where rows do not follow
-    each other: those that do arrive by themselves."""
-    if form.kind != PAGED:
-        return ""
+def prefetch(form: Cache, name: str, rows: str, part: str, parts: str) -> str:
+    """Asks for the lines `part`, `part` + `parts`, … of a tile's rows of k or v."""
+    at, size = f"{rows}[key]", "D@"
+    if form.kind == QUANTIZED:
+        size = "D@ * BITS / 8"
+        at = f"{at} * ({size})"
     text = _PREFETCH.replace("PARTS", parts).replace("PART", part)
-    return _named(text.replace("AT", row).replace("SIZE", "D@"), name)
+    return _named(text.replace("AT", at).replace("SIZE", size), name)
 
 
 def _named(text: str, name: str) -> str:

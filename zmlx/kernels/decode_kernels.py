@@ -37,6 +37,49 @@ inline void zmlx_halve(thread float* sums, thread float* x) {
         sums[i] = x[2 * i] + x[2 * i + 1];
     }
 }
+
+// One thread: for each key 16 sums, which add up to x[row] · tile[key].
+template <int KEYS, int N>
+inline void zmlx_dots(thread float* part, thread float* x, thread float* tile, int row) {
+    for (int key = 0; key < KEYS; ++key) {
+        float sums[32];
+        for (int u = 0; u < 32; ++u) {
+            sums[u] = 0.0f;
+        }
+        for (int e = 0; e < N; e += 32) {
+            for (int u = 0; u < 32; ++u) {
+                sums[u] += x[row * N + e + u] * tile[key * N + e + u];
+            }
+        }
+        for (int u = 0; u < 16; ++u) {
+            part[key * 16 + u] = sums[u] + sums[16 + u];
+        }
+    }
+}
+
+// One thread: o[row][u] += Σ_key s[row][key] tile[key][u] for 32 u, in registers meanwhile.
+template <int ROWS, int KEYS, int SLOTS>
+inline void zmlx_weigh(thread float* o, thread float* s, thread float* tile) {
+    float block[ROWS][32];
+    for (int r = 0; r < ROWS; ++r) {
+        for (int u = 0; u < 32; ++u) {
+            block[r][u] = 0.0f;
+        }
+    }
+    for (int key = 0; key < KEYS; ++key) {
+        for (int r = 0; r < ROWS; ++r) {
+            const float p = s[r * KEYS + key];
+            for (int u = 0; u < 32; ++u) {
+                block[r][u] += p * tile[key * SLOTS + u];
+            }
+        }
+    }
+    for (int r = 0; r < ROWS; ++r) {
+        for (int u = 0; u < 32; ++u) {
+            o[r * SLOTS + u] += block[r][u];
+        }
+    }
+}
 """
 
 #: Values `slot` of a thread, in whole registers on the CPU: SLOTS of a key, SLOTS_V of a value.
@@ -132,33 +175,25 @@ for (int start = low; start < to; start += KEYS) {
         @load_k
     }
     for (int r = 0; r < ROWS; ++r) {
-        for (int key = 0; key < KEYS; ++key) {
-            float sums[WIDE];
-            for (int u = 0; u < WIDE; ++u) {
-                sums[u] = 0.0f;
-            }
-            for (int e = 0; e < SLOTS; e += WIDE) {
-                for (int u = 0; u < WIDE; ++u) {
-                    sums[u] += own[r * SLOTS + e + u] * tile[key * SLOTS + e + u];
-                }
-            }
-            if (TPR == 1) {
-                @prefetch_v
-                for (int u = 0; u < WIDE / 2; ++u) {
-                    part[key * (WIDE / 2) + u] = sums[u] + sums[(u + WIDE / 2) % WIDE];
-                }
-            } else {
-                s[r * KEYS + key] = simd_sum(sums[0]);
-            }
-        }
+        @prefetch_v
         // Halved for all keys at once: a sum of its own per key takes twice as long.
         if (TPR == 1) {
+            const int line = r;  // what a call is given beside lanes' values counts as one of them
+            zmlx_dots<KEYS, SLOTS>(part, own, tile, line);
             zmlx_halve<KEYS * 8>(half_, part);
             zmlx_halve<KEYS * 4>(part, half_);
             zmlx_halve<KEYS * 2>(half_, part);
             zmlx_halve<KEYS>(part, half_);
             for (int key = 0; key < KEYS; ++key) {
                 s[r * KEYS + key] = part[key];
+            }
+        } else {
+            for (int key = 0; key < KEYS; ++key) {
+                float sum = 0.0f;
+                for (int e = 0; e < SLOTS; ++e) {
+                    sum += own[r * SLOTS + e] * tile[key * SLOTS + e];
+                }
+                s[r * KEYS + key] = simd_sum(sum);
             }
         }
     }
@@ -201,26 +236,14 @@ for (int start = low; start < to; start += KEYS) {
         @load_v
     }
     for (int e = 0; e < SLOTS_V; e += WIDE) {
-        float sums[ROWS][WIDE];
-        for (int r = 0; r < ROWS; ++r) {
-            for (int u = 0; u < WIDE; ++u) {
-                sums[r][u] = o[r * SLOTS_V + e + u];
-            }
-        }
-        for (int key = 0; key < KEYS; ++key) {
-            if (TPR == 1) {
-                @prefetch_k
-            }
+        @prefetch_k
+        if (TPR == 1) {
+            zmlx_weigh<ROWS, KEYS, SLOTS_V>(o + e, s, tile + e);
+        } else {
             for (int r = 0; r < ROWS; ++r) {
-                const float p = s[r * KEYS + key];
-                for (int u = 0; u < WIDE; ++u) {
-                    sums[r][u] += p * tile[key * SLOTS_V + e + u];
+                for (int key = 0; key < KEYS; ++key) {
+                    o[r * SLOTS_V + e] += s[r * KEYS + key] * tile[key * SLOTS_V + e];
                 }
-            }
-        }
-        for (int r = 0; r < ROWS; ++r) {
-            for (int u = 0; u < WIDE; ++u) {
-                o[r * SLOTS_V + e + u] = sums[r][u];
             }
         }
     }
@@ -322,8 +345,8 @@ def spans(form: Cache) -> KernelSpec:
         scales_v=scales(form, "v"),
         load_k=load(form, "k"),
         load_v=load(form, "v"),
-        prefetch_k=prefetch(form, "k", "next_k[key]", "e / WIDE", "(SLOTS_V / WIDE)"),
-        prefetch_v=prefetch(form, "v", "rows_v[key]", "r", "ROWS"),
+        prefetch_k=prefetch(form, "k", "next_k", "e / WIDE", "(SLOTS_V / WIDE)"),
+        prefetch_v=prefetch(form, "v", "rows_v", "r", "ROWS"),
         scores=_scores(form),
     )
     inputs = tuple(n for n in form.inputs if n != "sinks")

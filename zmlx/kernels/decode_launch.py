@@ -204,10 +204,10 @@ def unpacked(words: Any, scales: Any, biases: Any, bits: int, xp: Any) -> Any:
         if xp is not mx
         else (mx.right_shift(words[..., None], shifts) & (2**bits - 1))
     )
-    d = words.shape[-1] * 32 // bits
-    values = values.reshape((*words.shape[:-1], d)).astype(scales.dtype)
-    group = d // scales.shape[-1]
-    return values * xp.repeat(scales, group, axis=-1) + xp.repeat(biases, group, axis=-1)
+    d, groups = words.shape[-1] * 32 // bits, scales.shape[-1]
+    values = values.reshape((*words.shape[:-1], groups, d // groups)).astype(scales.dtype)
+    values = values * scales[..., None] + biases[..., None]
+    return values.reshape((*words.shape[:-1], d))
 
 
 def paged_dense(cache: Any, table: Any) -> Any:
