@@ -182,6 +182,17 @@ def distinct(launches: Iterable[Launch]) -> list[Launch]:
     return list({(x[0].body, x[0].header, x[2], x[6]): x for x in launches}.values())
 
 
+def but_for_sizes(launches: Iterable[Launch]) -> list[Launch]:
+    """Without repeats of text, dtypes and template arguments other than integers above 1."""
+
+    def key(launch: Launch) -> tuple[Any, ...]:
+        spec, arrays, template, _, _, _, dtypes = launch
+        named = [(k, min(v, 2) if isinstance(v, int) else v) for k, v in template]
+        return spec.body, spec.header, tuple(x.dtype for x in arrays), tuple(named), dtypes
+
+    return list({key(launch): launch for launch in reversed(list(launches))}.values())
+
+
 def mlx_lm_launches(dtype: mx.Dtype) -> Iterator[Launch]:
     """The kernels of mlx-lm as it calls them."""
     pytest.importorskip("mlx_lm")
