@@ -94,8 +94,8 @@ def recording(op: str = "") -> Iterator[list[Launch]]:
 
 def launches(names: Iterable[str] = (), *, every_case: bool = False) -> list[Launch]:
     """The launches of the named ops (default: all), without repeats of the same text: every dtype,
-    geometry and kind of argument; with `every_case` every case in both geometries, in a dtype each,
-    dtypes in turn."""
+    geometry, option and kind of argument; with `every_case` every case in both geometries, with its
+    own options and in a dtype each."""
     wanted = set(names)
     found: dict[str, Launch] = {}
     for op in registry.ops():
@@ -104,7 +104,8 @@ def launches(names: Iterable[str] = (), *, every_case: bool = False) -> list[Lau
         for case, dtype, geometry in _combinations(op, every_case):
             with launch.geometry(geometry, STRICT=next(_recordings)), recording(op.name) as some:
                 _run(op, case, dtype, dict(case.options))
-                for options in ({o.name: v} for o in op.options for v in o.values):
+                others = () if every_case else op.options
+                for options in ({o.name: v} for o in others for v in o.values):
                     with suppress(ValueError):  # an option that this case does not fit
                         _run(op, case, dtype, {**case.options, **options})
             for item in some:
