@@ -158,15 +158,20 @@ def test_back_ends_that_do_not_fit_are_named(installed, complaint, monkeypatch):
         assert "Remedy: pip " in backend.conflict()
 
 
-def test_import_costs_little_beyond_mlx():
+def test_import_loads_no_other_package():
+    """Nor the parts of zmlx: each is loaded by its first use."""
     code = """
-        import time
+        import sys
         import mlx.core
-        start = time.perf_counter()
+        before = set(sys.modules)
         import zmlx
-        print(time.perf_counter() - start)
+        new = {name for name in sys.modules if name not in before}
+        print(sorted({name.split(".")[0] for name in new} - set(sys.stdlib_module_names)))
+        print(sum(name.startswith("zmlx.") for name in new))
     """
-    assert min(float(python(code).stdout) for _ in range(3)) < 0.05
+    packages, parts = python(code).stdout.splitlines()
+    assert packages == "['zmlx']"
+    assert int(parts) <= 5
 
 
 def test_ci_runs_the_readmes_commands():
