@@ -156,8 +156,8 @@ def copy_kernel(x: mx.array, elements: int = 2048) -> Variant:
         input_names=["x", "size"],
         output_names=["y"],
         source="""
-            uint begin = thread_position_in_grid.x * N;
-            for (uint i = begin; i < begin + N && i < size; ++i) y[i] = x[i];
+            uint begin = thread_position_in_grid.x * N, end = min(begin + N, size);
+            for (uint i = begin; i < end; ++i) y[i] = x[i];
         """,
     )
     size, threads = mx.array(x.size, mx.uint32), -(-x.size // elements)
