@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-STEPS, QUICK_STEPS = 300, 60
+STEPS, QUICK_STEPS = 200, 60
 BASELINE_STEPS = 7
 """Steps of the plain row where a faster baseline exists: enough to time it, one to warm up."""
 
