@@ -183,12 +183,15 @@ def distinct(launches: Iterable[Launch]) -> list[Launch]:
 
 
 def but_for_sizes(launches: Iterable[Launch]) -> list[Launch]:
-    """Without repeats of text, dtypes and template arguments other than integers above 1."""
+    """Without repeats of all that shapes the text: its body, dtypes, what is scalar or small (in
+    constant memory), the kind of grid, and template arguments but for integers above 1."""
 
     def key(launch: Launch) -> tuple[Any, ...]:
-        spec, arrays, template, _, _, _, dtypes = launch
+        spec, arrays, template, grid, group, _, dtypes = launch
         named = [(k, min(v, 2) if isinstance(v, int) else v) for k, v in template]
-        return spec.body, spec.header, tuple(x.dtype for x in arrays), tuple(named), dtypes
+        taken = [(x.dtype, x.ndim == 0, x.size < 8) for x in arrays]
+        kind = cuda.geometry(spec.name, grid, group).kind
+        return spec.body, spec.header, tuple(taken), tuple(named), kind, dtypes
 
     return list({key(launch): launch for launch in reversed(list(launches))}.values())
 

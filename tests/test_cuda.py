@@ -95,8 +95,7 @@ def test_every_registered_call_compiles(name, launches, recorded):
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_every_kernel_of_every_op_compiles_in_every_dtype(op, recorded):
     """Of launches that differ in sizes alone, the first."""
-    cases = [case for case in op.cases if case.why != "no rows"]
-    for case in cases[:6]:
+    for case in (case for case in op.cases if case.why != "no rows"):
         for dtype in (mx.float32, mx.float16, mx.bfloat16):
             call(op, case, dtype)
     assert compile_all(but_for_sizes(recorded)) == []
