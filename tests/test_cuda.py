@@ -83,7 +83,7 @@ def test_every_op_compiles(op, recorded):
     assert compile_all(recorded, ["sm_90a"]) == []
 
 
-@pytest.mark.parametrize("name, launches", calls())
+@pytest.mark.parametrize("name, launches", list(calls()))
 def test_every_registered_call_compiles(name, launches, recorded):
     with zmlx.target("cuda"):
         launches(mx.bfloat16)

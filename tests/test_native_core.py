@@ -84,6 +84,7 @@ class Square:
 
 square = Square()
 x16 = mx.arange(16, dtype=mx.float32)
+mx.eval(x16)  # Another thread could not: the node's stream is this thread's.
 
 
 # ---- the text ---------------------------------------------------------------------------------
@@ -588,17 +589,20 @@ def test_records_die_with_their_nodes_without_a_deadlock() -> None:
     launch = prepare(kernel("square", SQUARE), (x16,))
     record = Counted()
     alive = weakref.ref(record)
+    rounds = []
 
     def work(record: Square) -> None:
         with mx.stream(mx.new_stream(mx.cpu)):
-            for _ in range(50):
+            for i in range(50):
                 mx.eval([core.launch(launch, (x16,), record) for _ in range(20)])
+                rounds.append(i)
 
     worker = threading.Thread(target=work, args=(record,))
     worker.start()
     while worker.is_alive():
         core.launch(launch, (x16,), record)
     mx.eval(core.launch(launch, (x16,), record))
+    assert len(rounds) == 50
     del record, worker
     gc.collect()
     for _ in range(100):

@@ -34,7 +34,7 @@ def test_optional_arguments_may_be_left_out(op):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("turn, op", enumerate(OPS), ids=lambda x: getattr(x, "name", ""))
+@pytest.mark.parametrize("turn, op", list(enumerate(OPS)), ids=lambda x: getattr(x, "name", ""))
 def test_long_rows_match_float64(turn, op):
     """A dtype each, since the shorter rows have all."""
     for i, case in enumerate(op.long_cases):
