@@ -177,11 +177,12 @@ def test_import_loads_no_other_package():
 def test_ci_runs_the_readmes_commands():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    install, tests = re.search(r"## Tests\n.*?```sh\n(.*?)```", readme, re.S)[1].splitlines()
-    assert install.endswith('pip install -e ".[cpu,dev,lm]"')
+    demo, tests = re.findall(r"```sh\n(.*?)\n```", readme, re.S)
+    assert demo.endswith(' && pip install ".[cpu]" && python -m zmlx demo')
+    *_, install, run = tests.split(" && ")
+    assert install == 'pip install -e ".[cpu,dev,lm]"'
     assert 'environment main -e ".[cpu,dev,lm]"' in script
-    assert script.rstrip().endswith(f"in_environment main {tests}")
-    assert "python -m zmlx demo" in re.search(r"## Try it\n.*?```sh\n(.*?)```", readme, re.S)[1]
+    assert script.rstrip().endswith(f"in_environment main {run}")
 
 
 def test_the_ci_script_is_valid_bash():
