@@ -187,6 +187,12 @@ register(
         paper="Wu & He 2018, arXiv:1803.08494",
         reads_backward=("x", "weight"),
         statistics=3,
+        torch="(groups := (num_groups, -1) if pytorch_compatible else (-1, num_groups),"
+        " axes := (*range(1, x.ndim - 1), x.ndim if pytorch_compatible else x.ndim - 1),"
+        " parts := x.float().unflatten(-1, groups),"
+        " centred := parts - parts.mean(axes, keepdim=True),"
+        " y := centred * torch.rsqrt(centred.square().mean(axes, keepdim=True) + eps),"
+        " (y.flatten(-2) * weight + bias).to(x.dtype))[-1]",
         needs=COUNTS_ELEMENTS,
         cases=(
             Case((2, 3), {"D": 2}, "one channel a group"),

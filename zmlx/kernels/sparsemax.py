@@ -132,6 +132,9 @@ register(
         options=(Option("axis", -1, (0,), passed="text"),),
         paper="Martins & Astudillo 2016, arXiv:1602.02068",
         reads_backward=("output",),
+        torch="(z := x.float().sort(axis, descending=True).values, sums := z.cumsum(axis),"
+        " k := (1 + torch.ones_like(z).cumsum(axis) * z > sums).sum(axis, keepdim=True),"
+        " torch.relu(x - (sums.gather(axis, k - 1) - 1) / k).to(x.dtype))[-1]",
         needs=COUNTS_ELEMENTS,
     )
 )
