@@ -322,6 +322,15 @@ def test_a_nan_agrees_with_nothing(anchors):
     assert "off by" in row.error
 
 
+def test_a_reference_that_is_itself_off_in_float32_blames_nobody_else(anchors):
+    plan = rows.Plan((ZMLX, EAGER), rounds=3, extras=False)
+    op = entry(lambda x: x + 0, lambda x, xp=mx: (x + 1e8) - 1e8)
+    for mode in ("forward", "both"):
+        row = rows.run_row(op, Case((4,), {"D": 8}), mx.float32, mode, plan, anchors)
+        assert not row.error
+        assert "off by" in row.notes[EAGER]
+
+
 def test_a_row_has_all_that_the_report_needs(anchors):
     plan = rows.Plan((ZMLX, EAGER, TORCH), rounds=6)
     op = registry.get("rms_norm")
