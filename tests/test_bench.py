@@ -30,6 +30,7 @@ from zmlx.bench import (
     selftest,
 )
 from zmlx.bench import summary as summaries
+from zmlx.bench import text as texts
 from zmlx.bench.anchors import Anchors
 from zmlx.bench.measure import Variant
 from zmlx.bench.result import ModelRow, Overhead, Result, Row, Timing
@@ -320,6 +321,15 @@ def test_a_nan_agrees_with_nothing(anchors):
     op = entry(lambda x: x * math.nan)
     row = rows.run_row(op, Case((4,), {"D": 8}), mx.float32, "forward", plan, anchors)
     assert "off by" in row.error
+
+
+def test_a_reference_that_is_itself_off_in_float32_blames_nobody_else(anchors):
+    plan = rows.Plan((ZMLX, EAGER), rounds=3, extras=False)
+    op = entry(lambda x: x + 0, lambda x, xp=mx: (x + 1e8) - 1e8)
+    for mode in ("forward", "both"):
+        row = rows.run_row(op, Case((4,), {"D": 8}), mx.float32, mode, plan, anchors)
+        assert not row.error
+        assert "off by" in row.notes[EAGER]
 
 
 def test_a_row_has_all_that_the_report_needs(anchors):
@@ -681,6 +691,30 @@ def test_bars_are_not_judged_on_errors_and_missing_variants():
     absent = judge(RATIO, made(ratios={}, notes={COMPILED: "did not run: no g++"}))
     assert absent.passed is None
     assert "no g++" in absent.unjudged
+
+
+def test_a_bar_on_memory_counts_what_is_left_after_the_results():
+    """By the worse of the two counters, and not judged where memory was not measured."""
+    bar = replace(BAR, least=8.0, than=(COMPILED,), memory=True)
+
+    def peaks(ours, theirs):
+        timings = {ZMLX: Timing(firm(0.1), *ours), COMPILED: Timing(firm(0.1), *theirs)}
+        return made(results=100, timings=timings)
+
+    assert judge(bar, peaks((110, 110), (190, 180))).passed is True
+    assert judge(bar, peaks((110, 110), (190, 179))).passed is False
+    assert judge(bar, peaks((None, None), (190, 190))).passed is None
+    verdict = judge(bar, peaks((110, 120), (190, 190)))
+    assert texts.wanted(verdict) == "≤ 0.125 of the memory of mlx compile, beyond results"
+    assert texts.got(verdict) == "0.111 to 0.222 by the two counters"
+    assert texts.outcome(verdict) == "missed by 78%"
+
+
+def test_a_bar_may_take_fewer_rounds():
+    few = {COMPILED: firm(1.0, count=3), TORCH_COMPILED: firm(1.0, count=3)}
+    row = replace(made(), ratios=few)
+    assert judge(RATIO, row).passed is None
+    assert judge(replace(RATIO, rounds=3), row).passed is True
 
 
 def test_every_bar_covers_a_row_of_the_catalogue():

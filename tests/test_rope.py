@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 
 from zmlx import launch, metal
 from zmlx.kernels import rope, rope_append
+from zmlx.kernels.rope_append_backward import gradients
+from zmlx.kernels.rope_kernels import STARTS, Rotation, paces
+from zmlx.metal import scalar
 from zmlx.testing import assert_matches, to_numpy
 
 
@@ -237,6 +240,75 @@ def test_new_steps_are_written_and_old_ones_kept(offsets, layout, geometry):
     np.testing.assert_allclose(to_numpy(got[0]), want[0], atol=1e-5)
     np.testing.assert_array_equal(to_numpy(got[1]), want[1])
     np.testing.assert_array_equal(got[2], rope(q, offset=offset, layout=layout))
+
+
+@pytest.mark.parametrize("geometry", ["cpu", "gpu"])
+@pytest.mark.parametrize("layout", ["BHLD", "BLHD"])
+@pytest.mark.parametrize("offsets", [[7, 7, 7], [0, 295, 77]])
+def test_gradients_of_appending_are_those_of_writing_rows(offsets, layout, geometry):
+    """Rows turn back by the same angles, and positions that were written pass nothing on."""
+
+    def shape(heads, steps, d):
+        return (3, heads, steps, d) if layout == "BHLD" else (3, steps, heads, d)
+
+    k, v, q = normal(*shape(2, 5, 16)), normal(*shape(2, 5, 6)), normal(*shape(4, 5, 16))
+    caches = normal(*shape(2, 300, 16)), normal(*shape(2, 300, 6), seed=1)
+    offset = offsets[0] if offsets[0] == offsets[1] else mx.array(offsets)
+    cotangents = [normal(*a.shape, seed=2) for a in (*caches, q)]
+
+    def append(k, v, k_cache, v_cache, q):
+        return list(rope_append(k, v, k_cache, v_cache, offset, q=q, layout=layout))
+
+    with launch.geometry(geometry):
+        dk, dv, *dcaches, dq = mx.vjp(append, [k, v, *caches, q], cotangents)[1]
+    wants = [to_numpy(c) for c in cotangents[:2]]
+    axis = 2 if layout == "BHLD" else 1
+    for b, start in enumerate(offsets):
+        new = tuple(slice(start, start + 5) if a == axis - 1 else slice(None) for a in range(3))
+        theta = np.arange(start, start + 5)[:, None] * waves(16)
+        theta = theta if layout == "BHLD" else theta[:, None]
+        back = rotated(mx.array(wants[0][b][new]), -theta)
+        np.testing.assert_allclose(to_numpy(dk)[b], back, atol=1e-5)
+        np.testing.assert_array_equal(to_numpy(dv)[b], wants[1][b][new])
+        for want in wants:
+            want[b][new] = 0
+    for got, want in zip(dcaches, wants, strict=True):
+        np.testing.assert_array_equal(to_numpy(got), want)
+    turned = mx.vjp(lambda q: rope(q, offset=offset, layout=layout), [q], [cotangents[2]])[1][0]
+    np.testing.assert_array_equal(dq, turned)
+
+
+@pytest.mark.parametrize("geometry", ["cpu", "gpu"])
+def test_an_offset_out_of_range_has_gradients_of_zero(geometry):
+    """There the results are NaN, whatever the arguments; other batches have their gradients."""
+    k, v, dk, dv = normal(2, 2, 3, 8), normal(2, 2, 3, 6), normal(2, 2, 9, 8), normal(2, 2, 9, 6)
+    rotation, start = Rotation(4, False, False, STARTS, False), mx.array([7, 4])
+    one = scalar(1.0)
+
+    def all_of():
+        primals = (k, v, dk, dv, start, paces(4, 10000.0), one, one)
+        return gradients(rotation, primals, (dk, dv), (0, 1, 2, 3))[:4]
+
+    with launch.geometry(geometry):
+        got = all_of()
+    with launch.target("reference"):
+        want = all_of()
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+        assert not np.array(a[0]).any()
+        assert np.array(a[1]).any()
+
+
+def test_the_gradient_of_a_cache_takes_the_memory_of_its_cotangent():
+    cache, k = normal(1, 2, 9, 8), normal(1, 2, 3, 8, seed=1)
+
+    def loss(k_cache, v_cache):
+        keys, values = rope_append(k, k, k_cache, v_cache, 4)
+        return (keys**2 + values**2).sum()
+
+    before = metal.statistics()["donations"]
+    mx.eval(mx.grad(loss, argnums=(0, 1))(cache, cache))
+    assert metal.statistics()["donations"] - before == 2
 
 
 def test_a_cache_that_nobody_else_holds_is_filled_in_place():

@@ -42,7 +42,7 @@ def test_any_k_of_any_row(d, geometry):
 @given(st.integers(1, 300), st.data())
 def test_ties_nan_and_infinities(d, data):
     k = data.draw(st.integers(1, d))
-    elements = st.sampled_from([0.0, 1.0, -1.0, 2.0, np.nan, np.inf, -np.inf])
+    elements = st.sampled_from([0.0, -0.0, 1e-40, 1.0, -1.0, 2.0, np.nan, np.inf, -np.inf])
     x = np.array([data.draw(st.lists(elements, min_size=d, max_size=d))], dtype=np.float32)
     check(x, k)
 
@@ -86,16 +86,26 @@ def test_the_gradient_goes_to_the_elements_that_were_taken():
 def test_a_row_in_one_tile_is_one_launch():
     x = mx.random.normal((8, 4096))
     mx.eval(x)
-    before = metal.statistics()["launches"]
-    mx.eval(topk(x, 8))
-    assert metal.statistics()["launches"] - before == 1
+    for k in (8, 1000):
+        before = metal.statistics()["launches"]
+        mx.eval(topk(x, k))
+        assert metal.statistics()["launches"] - before == 1
 
 
 def test_a_new_k_of_few_compiles_nothing():
     x = mx.random.normal((8, 4096))
     mx.eval(topk(x, 8))
     before = metal.statistics()["compiles"]
-    mx.eval([topk(x, k) for k in (1, 3, 40)])
+    mx.eval([topk(x, k) for k in (1, 3, 30)])
+    assert metal.statistics()["compiles"] == before
+
+
+def test_a_new_k_or_length_of_many_compiles_nothing():
+    mx.eval(topk(mx.random.normal((8, 4096)), 1000))
+    before = metal.statistics()["compiles"]
+    mx.eval(
+        [topk(mx.random.normal((8, d)), k) for d, k in ((4096, 100), (5000, 999), (4097, 4097))]
+    )
     assert metal.statistics()["compiles"] == before
 
 

@@ -37,8 +37,10 @@ _SCAN_COLUMNS = 1024
 _SCAN_PARTS = 2048
 _SCAN_BLOCKS = (32, 16)
 _LEAST_PART = 16384
-_TOPK_KEPT = (64, 512)
 _TOPK_TILES = (16384, 262144)
+_TOPK_SHORT = 1024
+_TOPK_SORTED = 65536
+_TOPK_SLOTS = 16
 _PARTS = 256
 _CPU_PACKED = 8192
 _CPU_PACKED_STEP = 64
@@ -295,18 +297,20 @@ def fold_columns(
     return Geometry((("N", c["N"]), ("G", g)), (x * g, y, 1), (g, 1, 1))
 
 
-def topk(chosen: Settings, k: int, rows: int, d: int) -> tuple[int, int, int]:
-    """(elements per tile, results per thread of a merge, threads per group) of a top-k of rows of d
-    elements. A thread of a CPU keeps k of a long tile in order, which it moves ever less often, as
-    long as there are some tiles for every thread; where k is large for that, short tiles."""
+def topk(chosen: Settings, k: int, rows: int, d: int) -> tuple[int, int, int, int]:
+    """(elements per tile, results per thread of a merge, threads per group, threads that sort or 0)
+    of a top-k of rows of d elements. A thread of a CPU keeps k of a long tile in order, which it
+    moves ever less often, as long as there are some tiles for every thread; where k is large for
+    that, a few threads sort, with room for a tile each."""
     if not is_cpu(chosen):
-        return 64, 8, _GPU_GROUP
-    if k > _TOPK_KEPT[0] and (k > _TOPK_KEPT[1] or k * k > 16 * d):
-        return 64, 4096, 1
+        return 64, 8, _GPU_GROUP, 0
     tile, most = _TOPK_TILES
     while tile < min(d, most) and rows * -(-d // (2 * tile)) >= 8:
         tile *= 2
-    return tile, 4096, 1
+    if 4 * k * k <= min(d, tile) + _TOPK_SHORT:
+        return tile, 4096, 1, 0
+    tile = max(1, min(d, _TOPK_SORTED))
+    return tile, 4096, 1, min(rows * -(-d // tile), _TOPK_SLOTS)
 
 
 def packed(chosen: Settings, sizes: Sequence[int]) -> tuple[Geometry, tuple[int, ...]]:

@@ -72,6 +72,7 @@ class Op:
         arguments: the arrays, in the order of the call; options: the other keywords.
         outputs: symbolic shapes of the outputs.
         baseline: MLX's own fused version, where it has one.
+        unfused: the same by other ops of the catalogue, with an array that this one never holds.
         paper: where the method comes from.
         reads_backward: arguments that the backward reads; statistics: float32 values per row that
             the forward keeps for it.
@@ -98,6 +99,7 @@ class Op:
     options: tuple[Option, ...] = ()
     outputs: tuple[str, ...] = ("(*, D)",)
     baseline: Callable[..., Any] | None = None
+    unfused: Callable[..., Any] | None = None
     paper: str = ""
     reads_backward: tuple[str, ...] = ()
     statistics: int = 0

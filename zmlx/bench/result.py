@@ -35,6 +35,7 @@ class Row:
         op, family, shape, dtype, mode: what was measured; the shape is that of the first argument.
         detail: options, and optional arguments that are given here and not in other rows.
         bytes, flops: the least work, see `work`.
+        results: bytes of what the call leaves: outputs and gradients, as the mode has it.
         anchor: seconds of "copy", "non-temporal", "read" and "matmul" in the same rounds, and
             `anchor_rate` their bytes (or operations) per second.
         timings: by variant.
@@ -53,6 +54,7 @@ class Row:
     detail: str = ""
     bytes: int = 0
     flops: int = 0
+    results: int = 0
     anchor: Mapping[str, Summary] = field(default_factory=dict)
     anchor_rate: Mapping[str, float] = field(default_factory=dict)
     timings: Mapping[str, Timing] = field(default_factory=dict)

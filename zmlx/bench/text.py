@@ -63,13 +63,19 @@ def wanted(v: Verdict) -> str:
     """What a bar asks for."""
     if not v.bar.than:
         return f"≥ {v.bar.least:.0%} of {anchor_of(v.row)}"
-    return f"≥ {v.bar.least:g}x as fast as {' or '.join(v.bar.than)}"
+    others = " or ".join(v.bar.than)
+    if v.bar.memory:
+        return f"≤ {1 / v.bar.least:.3g} of the memory of {others}, beyond results"
+    return f"≥ {v.bar.least:.3g}x as fast as {others}"
 
 
 def got(v: Verdict) -> str:
     """What was measured for a bar."""
     if v.measured is None:
         return "–"
+    if v.bar.memory:
+        low, high = 1 / v.measured.high, 1 / v.measured.low
+        return f"{low:.3g} to {high:.3g} by the two counters"
     return f"{times(v.measured)} to {v.than}" if v.bar.than else percent(v.measured)
 
 
@@ -83,6 +89,8 @@ def outcome(v: Verdict) -> str:
     if not v.bar.than:
         points = (v.bar.least - v.measured.median) * 100
         return f"missed by {points:.0f} points; bound by {bound(v.row)}"
+    if v.bar.memory:
+        return f"missed by {v.bar.least / v.measured.median - 1:.0%}"
     share = f"{percent(v.row.share)} of {anchor_of(v.row)}, " if v.row.share else ""
     short = 1 - v.measured.median / v.bar.least
     return f"missed by {short:.0%}, at {share}bound by {bound(v.row)}"

@@ -34,9 +34,10 @@ GPU_GEOMETRY = "zmlx, GPU geometry"
 EAGER = "mlx"
 COMPILED = "mlx compile"
 BUILT_IN = "mlx built-in"
+UNFUSED = "zmlx unfused"
 TORCH = "torch"
 TORCH_COMPILED = "torch compile"
-NAMES = (ZMLX, GPU_GEOMETRY, EAGER, COMPILED, BUILT_IN, TORCH, TORCH_COMPILED)
+NAMES = (ZMLX, UNFUSED, GPU_GEOMETRY, EAGER, COMPILED, BUILT_IN, TORCH, TORCH_COMPILED)
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,10 @@ def mlx_ways(problem: Problem, mode: str, names: Sequence[str]) -> dict[str, Cal
         assert op.baseline is not None
         return op.baseline(*arrays, **options)
 
+    def unfused(*arrays: mx.array | None) -> Any:
+        assert op.unfused is not None
+        return op.unfused(*arrays, **options)
+
     ways = {
         ZMLX: lambda: _way(ZMLX, problem, ours, mode),
         GPU_GEOMETRY: lambda: _way(
@@ -83,6 +88,8 @@ def mlx_ways(problem: Problem, mode: str, names: Sequence[str]) -> dict[str, Cal
     }
     if op.baseline is not None:
         ways[BUILT_IN] = lambda: _way(BUILT_IN, problem, built_in, mode)
+    if op.unfused is not None:
+        ways[UNFUSED] = lambda: _way(UNFUSED, problem, unfused, mode)
     return {name: way for name, way in ways.items() if name in names}
 
 

@@ -27,10 +27,11 @@ OUTPUT = "output"
 
 @dataclass(frozen=True)
 class Work:
-    """Bytes, and floating-point operations or 0."""
+    """Bytes that move, floating-point operations or 0, and bytes of the results."""
 
     bytes: int
     flops: int
+    results: int = 0
 
 
 def work(
@@ -53,10 +54,10 @@ def work(
     multiple = {"forward": 1, "backward": 2, "both": 3}[mode]
     flops = multiple * _flops(op, case, rows)
     if mode == "forward":
-        return Work(forward, flops)
+        return Work(forward, flops, written)
     if mode == "backward":
-        return Work(backward, flops)
-    return Work(forward + statistics + backward, flops)
+        return Work(backward, flops, gradients)
+    return Work(forward + statistics + backward, flops, written + gradients)
 
 
 def _flops(op: Op, case: Case, rows: int) -> int:

@@ -322,36 +322,62 @@ class Scan(Pattern):
         body.close()
         place = "size_t(item_ / parts * parts + p_) * D + column_ + n_"
         self._before(body, place, lambda n: f"{n}_carry[n_]")
-        body.open("for (uint t_ = first_; t_ < stop_; ++t_)")
+        body.add("uint t_ = first_;", "const size_t apart_ = D;")
+        # Some rows at a time, so that what they carry is stored once: stores that hit the cache
+        # wait behind those of the outputs, which miss it.
+        count = self._together
+        body.open(f"for (; width_ == N && stop_ - t_ >= {count}; t_ += {count})")
+        body.add(f"const uint i_ = {f'stop_ - {count} - (t_ - first_)' if self.reverse else 't_'};")
+        self._column_rows(body)
+        body.open("for (uint n_ = 0; n_ < N; ++n_)")
+        self._column_state(body)
+        body.open(f"for (uint r_ = 0; r_ < {count}; ++r_)")
+        row = f"({count - 1} - r_)" if self.reverse else "r_"
+        body.add(f"const size_t at_ = {row} * apart_ + n_;")
+        self._column_element(body, "at_")
+        body.close()
+        self._column_carry(body)
+        body.close()
+        body.close()
+        body.open("for (; t_ < stop_; ++t_)")
         body.add(f"const uint i_ = {'stop_ - 1 - (t_ - first_)' if self.reverse else 't_'};")
+        self._column_rows(body)
+        body.open("for (uint n_ = 0; n_ < width_; ++n_)")
+        self._column_state(body)
+        self._column_element(body, "n_")
+        self._column_carry(body)
+        body.close()
+        body.close()
+
+    @property
+    def _together(self) -> int:
+        """Rows that a thread scans at a time: each has a pointer for every operand, and a compiler
+        checks each output's against all of them."""
+        return 4 if self.others else 8
+
+    def _column_rows(self, body: Body) -> None:
         for name in ("x", *self.others):
             body.add(f"auto {name}_in_row = {name}_in + base_ + size_t(i_) * D;")
         for y in self.outputs:
             body.add(f"auto {y.name}_out_row = {y.name}_out + base_ + size_t(i_) * D;")
-        body.open("if (width_ == N)")
-        for loop in ("n_ < N", "n_ < width_"):
-            body.open(f"for (uint n_ = 0; {loop}; ++n_)")
-            self._column_element(body)
-            body.close()
-            if loop == "n_ < N":
-                body.depth -= 1
-                body.open("} else")
-        body.close()
-        body.close()
 
-    def _column_element(self, body: Body) -> None:
-        monoid, types = self.monoid, self._types
-        lifted = self._load(body, "row[n_]")
-        for name, type_ in types.items():
+    def _column_state(self, body: Body) -> None:
+        for name, type_ in self._types.items():
             body.add(f"{type_} {name} = {name}_carry[n_];")
+
+    def _column_carry(self, body: Body) -> None:
+        for name in self._types:
+            body.add(f"{name}_carry[n_] = {name};")
+
+    def _column_element(self, body: Body, place: str) -> None:
+        monoid, types = self.monoid, self._types
+        lifted = self._load(body, f"row[{place}]")
         body.add(*(f"const {t} {n}_next = {lifted[n]};" for n, t in types.items()))
         own = names_of(monoid, lambda n: n)
         other = names_of(monoid, lambda n: f"{n}_next")
-        stores = [f"{y.name}_out_row[n_] = {y.name}_t({y.expr});" for y in self.outputs]
+        stores = [f"{y.name}_out_row[{place}] = {y.name}_t({y.expr});" for y in self.outputs]
         if self.exclusive:
             body.add(*stores)
         add_merge(body, monoid, own, other)
-        for name in types:
-            body.add(f"{name}_carry[n_] = {name};")
         if not self.exclusive:
             body.add(*stores)

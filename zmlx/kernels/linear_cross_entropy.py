@@ -35,6 +35,7 @@ from ..targets import cpu
 from ..transforms import Arrays, complete
 from .cross_entropy import (
     counting_weights,
+    cross_entropy,
     cross_entropy_reference,
     ignored_index,
     numbers,
@@ -60,6 +61,23 @@ def linear_cross_entropy_reference(
     logits = xp.matmul(hidden, weight.T)
     logits = logits if bias is None else logits + bias
     return cross_entropy_reference(logits, targets, class_weights, xp=xp, **options)
+
+
+def _unfused(
+    hidden: mx.array,
+    weight: mx.array,
+    targets: mx.array,
+    bias: mx.array | None = None,
+    class_weights: mx.array | None = None,
+    *,
+    chunk: int | None = None,
+    **options: Any,
+) -> Any:
+    """All logits, and their cross entropy."""
+    logits = hidden @ weight.T
+    return cross_entropy(
+        logits if bias is None else logits + bias, targets, class_weights, **options
+    )
 
 
 # ---- blocks -------------------------------------------------------------------------------------
@@ -373,6 +391,7 @@ register(
         ),
         outputs=("()",),
         paper="Hsu et al. 2024, arXiv:2410.10989; Wijmans et al. 2024, arXiv:2411.09009",
+        unfused=_unfused,
         reads_backward=("hidden", "weight", "targets"),
         statistics=1,
         torch="F.cross_entropy(F.linear(hidden, weight, bias).float().reshape(-1, len(weight)), "
@@ -400,7 +419,7 @@ register(
             Case((11,), {"D": 3, "V": 6}, "no bias", {"reduction": "none"}, optional=False),
         ),
         long_cases=(Case((3,), {"D": 8, "V": 5001}, "many chunks", {"chunk": 100}),),
-        benchmarks=(Case((4096,), {"D": 512, "V": 32768}, optional=False),),
+        benchmarks=(Case((2, 2048), {"D": 512, "V": 32768}, optional=False),),
         samples={
             "weight": lambda rng, shape, sizes: rng.standard_normal(shape) * sizes["D"] ** -0.5,
             "targets": lambda rng, shape, sizes: rng.integers(0, sizes["V"], shape),

@@ -6,7 +6,8 @@ with step l of batch b at position offset_b + l, and all other positions kept; q
 the same launch.
 
 Bytes: reads and writes q, k and v. Results are new arrays, so that the positions kept are copied;
-on the CPU they stay where they are if nobody else holds the caches when the result is evaluated.
+on the CPU they stay where they are if nobody else holds the caches when the result is evaluated. So
+it is with the cotangents of the caches, which the backward makes their gradients.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from ..metal import KernelSpec, scalar
 from ..registry import Case, Op, Option, register
 from ..transforms import Arrays
 from .rope import rope_reference
-from .rope_append_kernels import BODY, QUERIES, ROW_HEADER
+from .rope_append_backward import gradients
+from .rope_append_kernels import BODY, QUERIES, ROW_HEADER, is_new, starts
 from .rope_arguments import turning
 from .rope_kernels import Rotation, table_in_mlx, turned
 
@@ -102,16 +104,10 @@ def _append(rotation: Rotation, queries: bool) -> BodyKernel:
 
     def reference(k: mx.array, v: mx.array, kc: mx.array, vc: mx.array, *rest: mx.array) -> Arrays:
         arguments = rest[queries:]
-        _, _, length, _ = rotation.shape(k)
-        batches, _, room, _ = rotation.shape(kc)
-        axis = 1 if rotation.heads_last else 2
-        shape = [1, 1, 1, 1]
-        shape[0], shape[axis] = batches, room
-        start = mx.broadcast_to(arguments[0].astype(mx.int32).reshape(-1, 1), (batches, 1))
-        step = mx.arange(room) - start
-        new = ((step >= 0) & (step < length)).reshape(shape)
-        fits = ((start >= 0) & (start + length <= room)).reshape(-1, 1, 1, 1)
-        index = mx.clip(step, 0, max(length - 1, 0)).reshape(shape)
+        length, axis = rotation.shape(k)[2], 1 if rotation.heads_last else 2
+        start, fits = starts(rotation, arguments[0], k, kc)
+        new = is_new(rotation, start, k, kc)
+        index = mx.clip(mx.arange(kc.shape[axis]) - start, 0, max(length - 1, 0)).reshape(new.shape)
 
         def put(x: mx.array, into: mx.array) -> mx.array:
             if length:
@@ -141,6 +137,7 @@ def _append(rotation: Rotation, queries: bool) -> BodyKernel:
         ),
         plan,
         reference,
+        vjp=lambda primals, cotangents, _, wanted: gradients(rotation, primals, cotangents, wanted),
         dynamic=_refuse,
         values=values,
     )
@@ -189,7 +186,7 @@ def rope_append(
         The caches with the new steps, and q turned if it is given. On the CPU they take over the
         memory of the caches given, if nothing else holds those when they are evaluated: assign the
         results to the same names, so that appending costs what is appended. Gradients for k, v, the
-        caches and q, by the plain MLX of the same formula.
+        caches and q.
     """
 
     def bad(argument: str, must: str, got: Any) -> ValueError:

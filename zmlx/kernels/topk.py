@@ -9,7 +9,12 @@ one is left: a launch for each doubling, in which every thread finds by bisectio
 of the result begins (the merge path of Odeh, Green, Mwassi, Shmueli & Birk 2012). So no k and no
 row is too long, and equal elements stay in order, since the left run wins.
 
-Bytes: x is read once; runs of at most k elements are written and read once per doubling. The
+Where k is large for the length of a tile, a CPU sorts instead: it counts the elements by their top
+11 bits, which says below which none is among the k largest, and sorts the others by their digits,
+from the last one on, so that equal elements stay in order too (Seward 1954).
+
+Bytes: x is read once; runs of at most k elements are written and read once per doubling. Sorting
+takes 16 bytes of scratch memory for each element of the 16 tiles at most that are in work. The
 gradient writes dx once: dy at the indices, 0 elsewhere.
 """
 
@@ -26,6 +31,7 @@ from ..arguments import Argument
 from ..metal import kernel, scalar
 from ..registry import Case, Op, Option, register
 from ..targets import cpu
+from ..transforms import Arrays
 from .axes import NUMBERS, named_axes
 
 
@@ -59,6 +65,27 @@ _HEADER = """\
 template <typename E>
 inline bool zmlx_beats(E a, E b) {
     return (a > b) | ((a != a) & (b == b));
+}
+"""
+
+_KEYS = """\
+// Numbers that rise where elements come later: NaN is first, and the zeros are equal.
+inline uint zmlx_key(int v) {
+    return ~(uint(v) ^ 0x80000000u);
+}
+inline uint zmlx_key(uint v) {
+    return ~v;
+}
+inline uint zmlx_key(float v) {
+    const uint bits = as_type<uint>(v);
+    const uint down = bits ^ (((bits >> 31) - 1u) & 0x7FFFFFFFu);
+    return v != v ? 0u : v == 0.0f ? 0x7FFFFFFFu : down;
+}
+inline uint64_t zmlx_key(uint64_t v) {
+    return ~v;
+}
+inline uint64_t zmlx_key(int64_t v) {
+    return ~(uint64_t(v) ^ (uint64_t(1) << 63));
 }
 """
 
@@ -116,6 +143,78 @@ _TILES = partial(
         for (uint p = held; p < most; ++p) {
             best[p] = T(0);
             place[p] = 0;
+        }
+    """,
+)
+
+_SORTED = partial(
+    kernel,
+    name="topk_sorted",
+    input_names=["x", "rows", "length", "tiles", "k", "span"],
+    output_names=["values", "at", "keys", "places"],
+    header=_HEADER + _KEYS,
+    source="""
+        const uint items = uint(rows) * uint(tiles);
+        const uint room = uint(span);
+        const uint most = min(uint(k), room);
+        // Room for a tile twice, which passes of the sort go between.
+        auto key = keys + size_t(thread_position_in_grid.x) * (2 * room);
+        auto place = places + size_t(thread_position_in_grid.x) * (2 * room);
+        for (uint item = thread_position_in_grid.x; item < items; item += threads_per_grid.x) {
+            const uint first = item % uint(tiles) * room;
+            const uint count = min(room, uint(length) - first);
+            auto tile = x + size_t(item / uint(tiles)) * uint(length) + first;
+            for (uint i = 0; i < count; ++i) {
+                key[i] = zmlx_key(E(tile[i]));
+            }
+            // All elements of the bins up to `last`, the first that makes them k, are candidates.
+            uint bins[2048] = {0};
+            for (uint i = 0; i < count; ++i) {
+                bins[uint(key[i] >> (BITS - 11))] += 1;
+            }
+            uint last = 0;
+            for (uint before = bins[0]; before < min(most, count); before += bins[last]) {
+                last += 1;
+            }
+            uint held = 0;
+            for (uint i = 0; i < count; ++i) {
+                const KEY own = key[i];
+                key[held] = own;
+                place[held] = i;
+                held += uint(own >> (BITS - 11)) <= last ? 1u : 0u;
+            }
+            uint from = 0;
+            for (uint shift = 0; shift < BITS; shift += 8) {
+                uint ends[256] = {0};
+                for (uint i = 0; i < held; ++i) {
+                    ends[uint(key[from + i] >> shift) & 255u] += 1;
+                }
+                if (ends[uint(key[from] >> shift) & 255u] == held) {
+                    continue;
+                }
+                uint sum = 0;
+                for (uint b = 0; b < 256; ++b) {
+                    const uint size = ends[b];
+                    ends[b] = sum;
+                    sum += size;
+                }
+                const uint to = room - from;
+                for (uint i = 0; i < held; ++i) {
+                    const KEY own = key[from + i];
+                    const uint b = uint(own >> shift) & 255u;
+                    const uint target = to + ends[b];
+                    ends[b] += 1;
+                    key[target] = own;
+                    place[target] = place[from + i];
+                }
+                from = to;
+            }
+            const size_t out = size_t(item) * most;
+            for (uint p = 0; p < most; ++p) {
+                const uint i = p < held ? place[from + p] : 0u;
+                values[out + p] = p < held ? T(tile[i]) : T(0);
+                at[out + p] = p < held ? first + i : 0u;
+            }
         }
     """,
 )
@@ -188,6 +287,9 @@ _COMPARED = {
 }
 _BLOCK = 64
 
+#: Shapes and dtypes.
+Outputs = tuple[tuple[tuple[int, ...], mx.Dtype], ...]
+
 
 def _grid(threads: int, group: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
     """Grid and group of that many threads, along x and then y."""
@@ -195,38 +297,54 @@ def _grid(threads: int, group: int) -> tuple[tuple[int, int, int], tuple[int, in
     return (x, -(-threads // x), 1), (min(group, x), 1, 1)
 
 
-def _made(make: Any, traced: bool, shape: tuple[int, ...], dtype: mx.Dtype) -> Any:
+def _made(make: Any, traced: bool, outputs: Outputs) -> Any:
     """The kernel; where it is traced, with results that it may be mapped to: MLX maps what a custom
     function launched along with it, and then takes those of its own rule."""
     if not traced:
         return make()
-    return make(reference=lambda *_: (mx.zeros(shape, dtype), mx.zeros(shape, mx.uint32)))
+    return make(reference=lambda *_: tuple(mx.zeros(shape, dtype) for shape, dtype in outputs))
 
 
 def _launches(x: mx.array, k: int, traced: bool) -> tuple[mx.array, mx.array]:
     """(rows, D) to (rows, k), twice."""
     rows, d = x.shape
-    tile, stretch, group = launch.topk(launch.settings(), k, rows, d)
+    tile, stretch, group, slots = launch.topk(launch.settings(), k, rows, d)
     compared = _COMPARED.get(x.dtype, mx.float32)
     types = [("T", x.dtype), ("E", compared)]
     runs, kept = -(-d // tile), min(k, tile)
-    grid, threadgroup = _grid(rows * runs, group)
-    values, at = _made(_TILES, traced, (rows, runs, kept), x.dtype)(
-        x, scalar(rows), scalar(d), scalar(runs), scalar(k),
-        template=[*types, ("TILE", tile), ("BLOCK", _BLOCK), ("GRID", grid[0])],
-        grid=grid, threadgroup=threadgroup,
-        output_shapes=[(rows, runs, kept)] * 2, output_dtypes=[x.dtype, mx.uint32],
-    )  # fmt: skip
+    sizes = tuple(scalar(n) for n in (rows, d, runs, k))
+
+    def launched(
+        make: Any, count: int, template: Any, inputs: Arrays, shape: Any, scratch: Outputs = ()
+    ) -> tuple[mx.array, mx.array]:
+        grid, threadgroup = _grid(count, group)
+        if make is not _SORTED:
+            template = (*template, ("GRID", grid[0]))
+        outputs = ((shape, x.dtype), (shape, mx.uint32), *scratch)
+        values, at, *_ = _made(make, traced, outputs)(
+            *inputs, template=[*types, *template], grid=grid,
+            threadgroup=threadgroup, output_shapes=[s for s, _ in outputs],
+            output_dtypes=[t for _, t in outputs],
+        )  # fmt: skip
+        return values, at
+
+    shape: tuple[int, ...] = (rows, runs, kept)
+    if slots:
+        key = mx.uint64 if compared.size == 8 else mx.uint32
+        template: Any = (("KEY", key), ("BITS", 8 * key.size))
+        room = (slots, 2, tile)
+        scratch = ((room, key), (room, mx.uint32))
+        values, at = launched(_SORTED, slots, template, (x, *sizes, scalar(tile)), shape, scratch)
+    else:
+        template = (("TILE", tile), ("BLOCK", _BLOCK))
+        values, at = launched(_TILES, rows * runs, template, (x, *sizes), shape)
     span = tile
     while runs > 1:
         pairs, longer = -(-runs // 2), min(k, 2 * kept)
-        grid, threadgroup = _grid(rows * pairs * -(-longer // stretch), group)
-        values, at = _made(_MERGE, traced, (rows, pairs, longer), x.dtype)(
-            values, at, scalar(rows), scalar(d), scalar(runs), scalar(span), scalar(longer),
-            template=[*types, ("KEPT", kept), ("STRETCH", stretch), ("GRID", grid[0])],
-            grid=grid, threadgroup=threadgroup,
-            output_shapes=[(rows, pairs, longer)] * 2, output_dtypes=[x.dtype, mx.uint32],
-        )  # fmt: skip
+        inputs = (values, at, *(scalar(n) for n in (rows, d, runs, span, longer)))
+        template = (("KEPT", kept), ("STRETCH", stretch))
+        threads = rows * pairs * -(-longer // stretch)
+        values, at = launched(_MERGE, threads, template, inputs, (rows, pairs, longer))
         runs, kept, span = pairs, longer, 2 * span
     return values, at
 
@@ -338,13 +456,19 @@ register(
             Case((9,), {"D": 515}, "a tail of 3", {"k": 100}),
             Case((300,), {"D": 33}, "more rows than a group holds", {"k": 33}),
             Case((3,), {"D": 4097}, "one past a power of two", {"k": 40}),
+            Case((20,), {"D": 300}, "more rows than threads that sort", {"k": 257}),
             Case((), {"D": 40}, "no leading axis", {"k": 10}),
             Case((0,), {"D": 16}, "no rows"),
         ),
-        long_cases=(Case((2,), {"D": 40001}, "several tiles of a CPU", {"k": 50}),),
+        long_cases=(
+            Case((2,), {"D": 40001}, "several tiles of a CPU", {"k": 50}),
+            Case((2,), {"D": 65600}, "two tiles that are sorted", {"k": 600}),
+        ),
         benchmarks=(
-            Case((4096,), {"D": 4096}, options={"k": 8}),
-            Case((64,), {"D": 151936}, options={"k": 50}),
+            Case((512,), {"D": 4096}, options={"k": 8}),
+            Case((512,), {"D": 4096}, options={"k": 1024}),
+            Case((16,), {"D": 151936}, options={"k": 50}),
+            Case((16,), {"D": 151936}, options={"k": 1024}),
         ),
         refuses={"shapeless compile": "compile without shapeless=True"},
     )

@@ -365,36 +365,58 @@ const Writer = struct {
         try w.start("_carry[n_]", false);
         try body.close();
         try w.before("size_t(item_ / parts * parts + p_) * D + column_ + n_", "_carry[n_]");
-        try body.open("for (uint t_ = first_; t_ < stop_; ++t_)", .{});
+        try body.add("uint t_ = first_;", .{});
+        try body.add("const size_t apart_ = D;", .{});
+        // Some rows at a time, so that what they carry is stored once.
+        const count: u32 = if (w.p.others.len > 0) 4 else 8;
+        try body.open(
+            "for (; width_ == N && stop_ - t_ >= {d}; t_ += {d})",
+            .{ count, count },
+        );
+        if (w.p.reverse) {
+            try body.add("const uint i_ = stop_ - {d} - (t_ - first_);", .{count});
+        } else {
+            try body.add("const uint i_ = t_;", .{});
+        }
+        try w.pointers("row", "{s}_in", "{s}_out", "base_ + size_t(i_) * D");
+        try body.open("for (uint n_ = 0; n_ < N; ++n_)", .{});
+        try w.declareAll("{s} {s} = {s}_carry[n_];");
+        try body.open("for (uint r_ = 0; r_ < {d}; ++r_)", .{count});
+        if (w.p.reverse) {
+            try body.add("const size_t at_ = ({d} - r_) * apart_ + n_;", .{count - 1});
+        } else {
+            try body.add("const size_t at_ = r_ * apart_ + n_;", .{});
+        }
+        try w.columnElement("at_");
+        try body.close();
+        try w.addAll("{s}_carry[n_] = {s};");
+        try body.close();
+        try body.close();
+        try body.open("for (; t_ < stop_; ++t_)", .{});
         const index = if (w.p.reverse) "stop_ - 1 - (t_ - first_)" else "t_";
         try body.add("const uint i_ = {s};", .{index});
         try w.pointers("row", "{s}_in", "{s}_out", "base_ + size_t(i_) * D");
-        try body.open("if (width_ == N)", .{});
-        for ([_][]const u8{ "n_ < N", "n_ < width_" }, 0..) |loop, i| {
-            if (i > 0) try body.closeElse();
-            try body.open("for (uint n_ = 0; {s}; ++n_)", .{loop});
-            try w.columnElement();
-            try body.close();
-        }
+        try body.open("for (uint n_ = 0; n_ < width_; ++n_)", .{});
+        try w.declareAll("{s} {s} = {s}_carry[n_];");
+        try w.columnElement("n_");
+        try w.addAll("{s}_carry[n_] = {s};");
         try body.close();
         try body.close();
     }
 
-    fn columnElement(w: *Writer) Error!void {
-        const lifted = try w.load("row[n_]");
-        try w.declareAll("{s} {s} = {s}_carry[n_];");
+    fn columnElement(w: *Writer, comptime place: []const u8) Error!void {
+        const lifted = try w.load("row[" ++ place ++ "]");
         for (w.m.states, lifted, 0..) |s, value, i| {
             try w.body.add("const {s} {s}_next = {s};", .{ w.typeOf(i), s.name, value });
         }
-        if (w.p.exclusive) try w.storeColumn();
+        if (w.p.exclusive) try w.storeColumn(place);
         try w.merge(try w.spell(""), try w.spell("_next"));
-        try w.addAll("{s}_carry[n_] = {s};");
-        if (!w.p.exclusive) try w.storeColumn();
+        if (!w.p.exclusive) try w.storeColumn(place);
     }
 
-    fn storeColumn(w: *Writer) Error!void {
+    fn storeColumn(w: *Writer, place: []const u8) Error!void {
         for (w.p.outputs) |y| {
-            try w.body.add("{s}_out_row[n_] = {s}_t({s});", .{ y.name, y.name, y.expr });
+            try w.body.add("{s}_out_row[{s}] = {s}_t({s});", .{ y.name, place, y.name, y.expr });
         }
     }
 };
