@@ -138,8 +138,8 @@ inline float zmlx_logaddexp(float a, float b) {
     return low == -INFINITY || high == INFINITY ? high : high + zmlx_log1p_unit(exp(low - high));
 }
 
-// The normal distribution function, (1 + erf(x / sqrt 2)) / 2; at most 0.7 ulp of 1. The smaller tail
-// is exp(P(|x|)), P minimax in the error of the tail as for expm1, and falling beyond.
+// The normal distribution function, (1 + erf(x / sqrt 2)) / 2; at most 0.7 ulp of 1. The smaller
+// tail is exp(P(|x|)), P minimax in the error of the tail as for expm1, and falling beyond.
 inline float zmlx_ndtr(float x) {
     float a = fabs(x);
     float p = -1.95517987e-6f;
