@@ -94,6 +94,7 @@ NUMPY = {
     "max": np.maximum,
     "min": np.minimum,
     "mish": lambda x: x * np.tanh(_softplus(x)),
+    "ndtr": lambda x: (1 + _erf(x / math.sqrt(2))) / 2,
     "pow": np.power,
     "round": np.rint,
     "rsqrt": lambda x: 1 / np.sqrt(x),
@@ -424,7 +425,7 @@ _EXACT = _trees(
 )
 _SMOOTH_NAMES = """
 + - * / neg ?: < atan atan2 cosh erf exp expm1 fma gelu gelu_tanh hypot log log1p logaddexp
-log_sigmoid max mish min pow rsqrt sigmoid silu sin softplus sqrt square tanh
+log_sigmoid max mish min ndtr pow rsqrt sigmoid silu sin softplus sqrt square tanh
 """
 _SMOOTH = _trees(
     _SMOOTH_NAMES.split(),

@@ -527,6 +527,7 @@ def test_a_prefetch_is_a_hint_that_any_address_will_do_for() -> None:
     source = """
     uint i = thread_position_in_grid.x;
     ZMLX_PREFETCH(x + (size_t(i) << 40));
+    ZMLX_PREFETCH_FAR(x - (size_t(i) << 40));
     o[i] = x[i] + 1;
     """
     launch = prepare(kernel("hint", source), (x16,))

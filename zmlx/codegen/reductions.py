@@ -94,6 +94,11 @@ def _fold(body: Body, name: str, op: str, type_: str, parts: str) -> None:
 
 #: Header of every kernel that reduces over a row.
 ROW_HEADER = """\
+// ZMLX_PREFETCH_FAR asks for what is wanted later; the CPU target defines it.
+#ifndef ZMLX_PREFETCH_FAR
+#define ZMLX_PREFETCH_FAR(pointer)
+#endif
+
 struct zmlx_sum {
     template <typename T> static T simd(T a) { return simd_sum(a); }
     template <typename T> static T fold(T a, T b) { return a + b; }

@@ -10,6 +10,9 @@ from .random import add_block, add_keys, add_row_counters, draw, drawn, header
 from .reductions import REDUCTIONS, ROW_HEADER, fold_parts, start_parts, update_part
 from .text import Body, add_width, array, needed_names, place, unique
 
+#: Rows longer than this are not asked for ahead: they would leave the cache before their turn.
+_LONGEST_AHEAD = 32768
+
 
 @dataclass(frozen=True)
 class Rowwise(Pattern):
@@ -132,6 +135,7 @@ class Rowwise(Pattern):
         kept: set[str] = set()
         sweeps = [tuple(r.expr for r in p.reductions) for p in self.passes]
         sweeps.append(tuple(y.expr for y in self.outputs if y.kind != "per_row"))
+        last = len(self.passes) - (not sweeps[-1])
         types = self._types
         for name in self.keep:
             kind = types[name]
@@ -145,7 +149,8 @@ class Rowwise(Pattern):
             for r in step.reductions:
                 start_parts(body, r)
             later = needed_names((e for s in sweeps[index + 1 :] for e in s), self.lets)
-            self._sweep(body, sweeps[index], kept, later, step.reductions)
+            ahead = index == last and index > 0 and not climb
+            self._sweep(body, sweeps[index], kept, later, step.reductions, ahead=ahead)
             for r in step.reductions:
                 fold_parts(body, r)
             if climb:
@@ -160,7 +165,7 @@ class Rowwise(Pattern):
                 body.close()
             for let in step.then:
                 body.add(let.declaration())
-        self._sweep(body, sweeps[-1], kept, set(), ())
+        self._sweep(body, sweeps[-1], kept, set(), (), ahead=last > 0)
         per_row = [y for y in self.outputs if y.kind == "per_row"]
         if per_row:
             body.open("if (lane_ == 0 && live_)")
@@ -188,6 +193,8 @@ class Rowwise(Pattern):
         kept: set[str],
         later: set[str],
         reductions: tuple[Reduce, ...],
+        *,
+        ahead: bool = False,
     ) -> None:
         """One walk over the row: whole steps of U elements, then the tail."""
         if not exprs:
@@ -203,6 +210,8 @@ class Rowwise(Pattern):
         else:
             body.open("for (uint i_ = lane_ * U; i_ < whole_; i_ += TPR * U)")
         random = [x for x in drawn(self.inputs) if x.name in needed]
+        if ahead:
+            self._prefetch(body)
         for x in random:
             add_block(body, x, "U", f"{x.name}_first + i_ / 4")
         body.open("for (uint u_ = 0; u_ < U; ++u_)")
@@ -221,6 +230,22 @@ class Rowwise(Pattern):
         body.close()
         body.close()
         kept.update(keeping)
+
+    def _prefetch(self, body: Body) -> None:
+        """Asks for the next row, which one thread otherwise waits for in the first sweep while it
+        has little arithmetic to do. The last sweep has the row itself in the cache."""
+        rows = [x for x in self.inputs if x.kind == "row" and not x.index]
+        if not rows:
+            return
+        body.open(f"if (TPR == 1 && D <= {_LONGEST_AHEAD})")
+        for x in rows:
+            width = "D" if x.parts == 1 else f"(D * {x.parts})"
+            pointer = f"{array(x, '_in')}_row"
+            spot = place(x, "i_")
+            body.open(f"for (uint p_ = 0; p_ < U; p_ += 64 / sizeof(*{pointer}))")
+            body.add(f"ZMLX_PREFETCH_FAR({pointer} + {width} + {spot} + p_);")
+            body.close()
+        body.close()
 
     def _element(
         self,

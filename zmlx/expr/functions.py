@@ -96,8 +96,7 @@ _CALLS = (
     _F("fmod", "x y", "fmod", "x < 0 ? -(-x % abs(y)) : x % abs(y)", ("1", "-trunc(x / y)"),
        "sign of the dividend, as in C"),
     _F("gelu", "x", "zmlx_gelu", "x * (1 + erf(x * 0.7071067811865476)) / 2",
-       ("0.5 * (1 + erf(x * 0.7071067811865476))"
-        " + x * 0.3989422804014327 * exp(-0.5 * square(x))",)),
+       ("ndtr(x) + x * 0.3989422804014327 * exp(-0.5 * square(x))",)),
     _F("gelu_tanh", "x", "zmlx_gelu_tanh",
        "0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x ** 3)))",
        (f"{_Q} * ({_U} < 0 ? {_P} : 1)"
@@ -122,6 +121,8 @@ _CALLS = (
     _F("mish", "x", "zmlx_mish", "x * tanh(softplus(x))",
        (f"{_N} / ({_N} + 2)"
         f" + 4 * min(x, 20) * {_E} * ({_E} + 1) / square({_N} + 2)",)),
+    _F("ndtr", "x", "zmlx_ndtr", "(1 + erf(x * 0.7071067811865476)) / 2",
+       ("0.3989422804014327 * exp(-0.5 * square(x))",), "the normal distribution function"),
     _F("pow", "x y", "pow", "power",
        ("y == 0 ? 0 : y * pow(x, y - 1)", "pow(x, y) == 0 ? 0 : log(x) * pow(x, y)"),
        "NaN for x < 0 and a y that is no integer; x ** 2 and x ** 3 become square and cube"),

@@ -202,7 +202,7 @@ def cross_entropy(
             inputs.append(class_weights)
             if not soft:
                 inputs.append(class_weights.sum())
-    twice = logits.dtype != mx.float32 and settings().target == "cpu"
+    twice = settings().target == "cpu"
     kernel = forward(Terms(soft, class_weights is not None, twice=twice, **on), return_lse)
     result = kernel(*inputs, *values)
     loss = result[0] if return_lse else result

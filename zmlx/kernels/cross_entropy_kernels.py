@@ -54,8 +54,8 @@ class Terms:
         soft: targets are probabilities.
         weighted: there are class weights.
         smoothed, z_loss, capped: label smoothing, z-loss and softcap are on.
-        twice: maximum and sum of the exponentials take a walk over the row each. On the CPU that is
-            faster in half precision, where reading is not what bounds the time.
+        twice: maximum and sum of the exponentials take a walk over the row each, which on the CPU
+            is faster, since the second asks for the next row.
     """
 
     soft: bool = False

@@ -4,10 +4,10 @@
     logsumexp      y = log Σ exp(x)
     log_softmax    y = x - log Σ exp(x)
 
-Bytes: the forward reads x and writes y, where y of logsumexp is one value per row. Maximum and sum
-come from one walk over x, which rescales the sum whenever the maximum grows (Milakov & Gimelshein
-2018, arXiv:1805.02867), and a second walk writes y. Only softmax of a row that fits in registers
-takes a walk for each, over what it kept of x, and keeps the exponentials for y. The backward of
+Bytes: the forward reads x and writes y, where y of logsumexp is one value per row. Of a row that
+fits in registers, or in the cache of a CPU, maximum and sum take a walk each over what was kept of
+x, and softmax keeps the exponentials for y. Of a longer one they come from one walk, which rescales
+the sum whenever the maximum grows (Milakov & Gimelshein 2018, arXiv:1805.02867). The backward of
 softmax reads y and dy and writes dx; that of the others reads x, dy and one float32 per row that
 the forward keeps, the log-sum-exp, because in half precision y itself is too coarse to take exp(y)
 of.
@@ -118,28 +118,42 @@ def _logsumexp_vjp(
     return (_DX_OF_LOGSUMEXP(primals[0], outputs[1], *cotangents),)
 
 
-_LSE_PASS = Pass((_ONE_WALK,), (Let("lse", "largest + log(total)"),))
-
-
-def _with_lse(pattern: Rowwise) -> Rowwise:
-    """The pattern that also stores the log-sum-exp."""
-    stored = Output("kept_lse", "lse", "per_row")
-    return Rowwise(pattern.inputs, (*pattern.outputs, stored), pattern.passes)
-
-
-_OF_LOGSUMEXP = Rowwise((_X,), (Output("y", "lse", "per_row"),), (_LSE_PASS,))
-_LOGSUMEXP = PatternKernel(
-    "logsumexp",
-    _OF_LOGSUMEXP,
-    (("x",),),
-    arguments=_ARGUMENTS,
-    training=PatternKernel(
-        "logsumexp/training",
-        _with_lse(_OF_LOGSUMEXP),
-        (("x",), mx.float32),
-        vjp=_logsumexp_vjp,
+#: Log-sum-exp in two walks, and in one. An infinite maximum is not taken off, so that a row of -inf
+#: gives -inf and one with inf gives inf.
+_TWO_WALKS = (
+    Pass((Reduce("largest", "max", "x"),), (Let("shift", "isinf(largest) ? 0.0f : largest"),)),
+    Pass(
+        (Reduce("total", "sum", "exp(x - shift)"),),
+        (Let("rest", "log(total)"), Let("lse", "shift + rest")),
     ),
 )
+_LSE_PASS = Pass(
+    (_ONE_WALK,),
+    (Let("shift", "largest"), Let("rest", "log(total)"), Let("lse", "shift + rest")),
+)
+
+
+def _with_lse(name: str, output: Output, vjp: Any) -> PatternKernel:
+    """A kernel of x and its log-sum-exp, whose training form stores that too."""
+    stored = (output, Output("kept_lse", "lse", "per_row"))
+
+    def kernel(name: str, passes: tuple[Pass, ...], keep: tuple[str, ...], **more: Any) -> Any:
+        training = PatternKernel(
+            f"{name}/training",
+            Rowwise((_X,), stored, passes, keep=keep),
+            (("x",), mx.float32),
+            vjp=vjp,
+        )
+        pattern = Rowwise((_X,), (output,), passes, keep=keep)
+        return PatternKernel(
+            name, pattern, (("x",),), arguments=_ARGUMENTS, training=training, **more
+        )
+
+    long = kernel(f"{name}/long", (_LSE_PASS,), ())
+    return kernel(name, _TWO_WALKS, ("x",), long=long)  # type: ignore[no-any-return]
+
+
+_LOGSUMEXP = _with_lse("logsumexp", Output("y", "lse", "per_row"), _logsumexp_vjp)
 
 
 _DX_OF_LOG_SOFTMAX = PatternKernel(
@@ -159,24 +173,8 @@ def _log_softmax_vjp(
     return (_DX_OF_LOG_SOFTMAX(primals[0], outputs[1], *cotangents),)
 
 
-# x - largest is exact where it matters, x - lse is not.
-_OF_LOG_SOFTMAX = Rowwise(
-    inputs=(_X,),
-    passes=(Pass((_ONE_WALK,), (Let("rest", "log(total)"), Let("lse", "largest + rest"))),),
-    outputs=(Output("y", "(x - largest) - rest"),),
-)
-_LOG_SOFTMAX = PatternKernel(
-    "log_softmax",
-    _OF_LOG_SOFTMAX,
-    (("x",),),
-    arguments=_ARGUMENTS,
-    training=PatternKernel(
-        "log_softmax/training",
-        _with_lse(_OF_LOG_SOFTMAX),
-        (("x",), mx.float32),
-        vjp=_log_softmax_vjp,
-    ),
-)
+# x - shift is exact where it matters, x - lse is not.
+_LOG_SOFTMAX = _with_lse("log_softmax", Output("y", "(x - shift) - rest"), _log_softmax_vjp)
 
 
 # ---- ops ----------------------------------------------------------------------------------------

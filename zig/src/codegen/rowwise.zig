@@ -13,6 +13,9 @@ const Names = text.Names;
 const Allocator = std.mem.Allocator;
 const eql = std.mem.eql;
 
+/// Rows longer than this are not asked for ahead: they would leave the cache before their turn.
+const longest_ahead = 32768;
+
 /// Any number of reductions over rows of D elements, then any number of outputs.
 pub const Rowwise = struct {
     inputs: []const parts.Operand,
@@ -142,6 +145,8 @@ pub const Rowwise = struct {
             try body.add("{s} {s}_kept_tail[(U + TPR - 1) / TPR];", .{ kind, name });
         }
         var kept: Names = .{};
+        const stored_exprs = try p.stored(body);
+        const last = p.passes.len -| @intFromBool(stored_exprs.len == 0);
         for (p.passes, 0..) |pass, index| {
             if (pass.climb) |climb| {
                 try body.add("float {s} = {s};", .{ climb.name, climb.start });
@@ -149,12 +154,13 @@ pub const Rowwise = struct {
             }
             for (pass.reductions) |r| try reductions.startParts(body, r);
             const later = try p.neededLater(body, index);
-            try p.sweep(body, try reduced(body, &.{pass}), &kept, later, pass.reductions);
+            const ahead = index > 0 and index == last and pass.climb == null;
+            try p.sweep(body, try reduced(body, &.{pass}), &kept, later, pass.reductions, ahead);
             for (pass.reductions) |r| try reductions.foldParts(body, r);
             if (pass.climb) |climb| try endClimb(body, climb);
             for (pass.then) |let| try body.declare(let);
         }
-        try p.sweep(body, try p.stored(body), &kept, .{}, &.{});
+        try p.sweep(body, stored_exprs, &kept, .{}, &.{}, p.passes.len > 0);
         try p.storePerRow(body);
     }
 
@@ -246,6 +252,7 @@ pub const Rowwise = struct {
         kept: *Names,
         later: Names,
         reducing: []const parts.Reduce,
+        ahead: bool,
     ) Error!void {
         if (exprs.len == 0) return;
         const arena = body.arena;
@@ -263,6 +270,7 @@ pub const Rowwise = struct {
         } else {
             try body.open("for (uint i_ = lane_ * U; i_ < whole_; i_ += TPR * U)", .{});
         }
+        if (ahead) try p.prefetch(body);
         for (p.inputs) |x| if (x.kind == .random and needed.has(x.name)) {
             try random.addBlock(body, x, "U", try body.fmt("{s}_first + i_ / 4", .{x.name}));
         };
@@ -286,6 +294,25 @@ pub const Rowwise = struct {
         try body.close();
         try body.close();
         for (keeping.items) |n| try kept.add(arena, n);
+    }
+
+    /// Asks for the next row, which one thread otherwise waits for in the first sweep while it has
+    /// little arithmetic to do. The last sweep has the row itself in the cache.
+    fn prefetch(p: Rowwise, body: *Body) Error!void {
+        for (p.inputs) |x| {
+            if (x.kind == .row and x.index.len == 0) break;
+        } else return;
+        try body.open("if (TPR == 1 && D <= {d})", .{longest_ahead});
+        for (p.inputs) |x| {
+            if (x.kind != .row or x.index.len != 0) continue;
+            const pointer = try body.fmt("{s}_in_row", .{x.arrayName()});
+            const width = if (x.parts == 1) "D" else try body.fmt("(D * {d})", .{x.parts});
+            const spot = try text.place(body, x, "i_");
+            try body.open("for (uint p_ = 0; p_ < U; p_ += 64 / sizeof(*{s}))", .{pointer});
+            try body.add("ZMLX_PREFETCH_FAR({s} + {s} + {s} + p_);", .{ pointer, width, spot });
+            try body.close();
+        }
+        try body.close();
     }
 
     fn element(

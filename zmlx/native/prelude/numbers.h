@@ -38,12 +38,14 @@ constexpr METAL_FUNC ushort zk_half_of_float(float x) {
 
 constexpr METAL_FUNC float zk_float_of_bfloat(ushort b) { return as_type<float>(uint(b) << 16); }
 
+// The choice is one of floats, which g++ makes with a mask of the addition; one of integers it makes
+// after it has packed both sides.
 constexpr METAL_FUNC ushort zk_bfloat_of_float(float x) {
   uint bits = as_type<uint>(x);
-  uint up = 0x7fff + (bits >> 16 & 1);
+  float rounded = as_type<float>(bits + 0x7fff + (bits >> 16 & 1));
   // Rounding would carry a NaN into infinity or beyond: keep its upper bits and make it quiet.
-  uint number = -uint(x == x);
-  return ushort(((bits + (up & number)) | (0x00400000 & ~number)) >> 16);
+  float quiet = as_type<float>(bits | 0x00400000);
+  return ushort(as_type<uint>(x == x ? rounded : quiet) >> 16);
 }
 
 // A device that has instructions for the conversions uses them at run time.
