@@ -124,7 +124,7 @@ for (int start = low; start < to; start += KEYS) {
     }
     if (ALONE) {
         @dots
-        zmlx_totals<ROWS * KEYS, W>(s, part);
+        zmlx_fold<ROWS * KEYS, W, false>(s, part);
     } else {
         @tile_k
         for (int r = 0; r < ROWS; ++r) {
@@ -144,32 +144,30 @@ for (int start = low; start < to; start += KEYS) {
     }
     for (int r = 0; r < ROWS; ++r) {
         @scores
-        // Folded in halves, which vectorise where one thread has many keys.
-        float fold[KEYS];
-        for (int key = 0; key < KEYS; ++key) {
-            fold[key] = s[r * KEYS + key];
-        }
-        for (int n = KEYS / 2; n > 0; n /= 2) {
-            for (int key = 0; key < n; ++key) {
-                fold[key] = max(fold[key], fold[key + n]);
+    }
+    float change[ROWS];
+    if (ALONE) {
+        zmlx_weights<ROWS, KEYS>(s, top, total, change);
+    } else {
+        for (int r = 0; r < ROWS; ++r) {
+            float most = top[r];
+            for (int key = 0; key < KEYS; ++key) {
+                most = max(most, s[r * KEYS + key]);
             }
-        }
-        const float most = max(top[r], fold[0]);
-        const float change = exp(top[r] - most);
-        for (int key = 0; key < KEYS; ++key) {
-            const float p = exp(s[r * KEYS + key] - most);
-            s[r * KEYS + key] = p;
-            fold[key] = p;
-        }
-        for (int n = KEYS / 2; n > 0; n /= 2) {
-            for (int key = 0; key < n; ++key) {
-                fold[key] += fold[key + n];
+            float sum = 0.0f;
+            for (int key = 0; key < KEYS; ++key) {
+                const float p = exp(s[r * KEYS + key] - most);
+                s[r * KEYS + key] = p;
+                sum += p;
             }
+            change[r] = exp(top[r] - most);
+            total[r] = total[r] * change[r] + sum;
+            top[r] = most;
         }
-        total[r] = total[r] * change + fold[0];
-        top[r] = most;
+    }
+    for (int r = 0; r < ROWS; ++r) {
         for (int e = 0; e < SLOTS_V; ++e) {
-            o[r * SLOTS_V + e] *= change;
+            o[r * SLOTS_V + e] *= change[r];
         }
     }
     if (ALONE) {

@@ -124,28 +124,69 @@ inline zmlx_packed<W, BITS, PER, SIZE, P> zmlx_packed_of(
     return view;
 }
 
-// sums[i] = x[2i] + x[2i + 1].
-template <int N>
-inline void zmlx_halve(thread float* sums, thread float* x) {
+// folded[i] = x[2i] + x[2i + 1], or the larger of them.
+template <int N, bool LARGER>
+inline void zmlx_halve(thread float* folded, thread float* x) {
     for (int i = 0; i < N; ++i) {
-        sums[i] = x[2 * i] + x[2 * i + 1];
+        folded[i] = LARGER ? max(x[2 * i], x[2 * i + 1]) : x[2 * i] + x[2 * i + 1];
     }
 }
 
-// sums[i] = x[i W] + ... + x[i W + W - 1] for W of 4, 8 or 16; x is used up.
-template <int N, int W>
-inline void zmlx_totals(thread float* sums, thread float* x) {
+// folded[i] is the sum, or the largest, of x[i W] ... x[i W + W - 1] for W of 4, 8 or 16; x is used
+// up. For all i at once, since a fold of its own for each has no lanes.
+template <int N, int W, bool LARGER>
+inline void zmlx_fold(thread float* folded, thread float* x) {
     float half_[N * W / 2];
-    zmlx_halve<N * W / 2>(half_, x);
+    zmlx_halve<N * W / 2, LARGER>(half_, x);
     if (W == 8) {
-        zmlx_halve<N * W / 4>(x, half_);
-        zmlx_halve<N>(sums, x);
+        zmlx_halve<N * W / 4, LARGER>(x, half_);
+        zmlx_halve<N, LARGER>(folded, x);
     } else {
         if (W == 16) {
-            zmlx_halve<N * W / 4>(x, half_);
-            zmlx_halve<N * W / 8>(half_, x);
+            zmlx_halve<N * W / 4, LARGER>(x, half_);
+            zmlx_halve<N * W / 8, LARGER>(half_, x);
         }
-        zmlx_halve<N>(sums, half_);
+        zmlx_halve<N, LARGER>(folded, half_);
+    }
+}
+
+// The scores s[row][key] become exp(s - top), with the peaks `top` so far; `change` is what the
+// earlier peaks make of sums.
+template <int ROWS, int KEYS>
+inline void zmlx_weights(
+    thread float* s, thread float* top, thread float* total, thread float* change) {
+    float fold[ROWS * 16], found[ROWS];
+    for (int r = 0; r < ROWS; ++r) {
+        for (int u = 0; u < 16; ++u) {
+            fold[r * 16 + u] = s[r * KEYS + u];
+        }
+        for (int key = 16; key < KEYS; key += 16) {
+            for (int u = 0; u < 16; ++u) {
+                fold[r * 16 + u] = max(fold[r * 16 + u], s[r * KEYS + key + u]);
+            }
+        }
+    }
+    zmlx_fold<ROWS, 16, true>(found, fold);
+    for (int r = 0; r < ROWS; ++r) {
+        const float most = max(top[r], found[r]);
+        change[r] = exp(top[r] - most);
+        top[r] = most;
+    }
+    for (int r = 0; r < ROWS; ++r) {
+        for (int u = 0; u < 16; ++u) {
+            fold[r * 16 + u] = 0.0f;
+        }
+        for (int key = 0; key < KEYS; key += 16) {
+            for (int u = 0; u < 16; ++u) {
+                const float p = exp(s[r * KEYS + key + u] - top[r]);
+                s[r * KEYS + key + u] = p;
+                fold[r * 16 + u] += p;
+            }
+        }
+    }
+    zmlx_fold<ROWS, 16, false>(found, fold);
+    for (int r = 0; r < ROWS; ++r) {
+        total[r] = total[r] * change[r] + found[r];
     }
 }
 
