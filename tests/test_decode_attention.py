@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from attention_oracle import assert_right, assert_right_gradients
 
-from zmlx import checks, launch
+from zmlx import checks, launch, metal
 from zmlx.kernels import decode_attention, paged_attention, quantized_attention
 from zmlx.kernels.attention import scaled_dot_product_attention_reference as plain
+from zmlx.kernels.decode_lanes import LANES
 from zmlx.kernels.paged import paged_attention_reference
 from zmlx.kernels.quantized import quantized_attention_reference
 
@@ -94,9 +95,59 @@ def test_quantized_equals_the_plain_op(kind, bits, group_size, dtype):
     assert_right(got, [q, *expanded], causal=True)
 
 
-def test_a_slice_of_a_cache_is_read_where_it_lies():
-    from zmlx import metal
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("d", "v"), [(32, 96), (96, 64), (192, 32), (64, 320)])
+@pytest.mark.parametrize("queries", [1, 3])
+def test_packed_rows_may_have_any_number_of_words(bits, d, v, queries):
+    """A thread takes 16, 8 or 4 words at once, of one group of 32 values or of several."""
+    q, k, values = qkv(d=d, v=v, keys=45, queries=queries)
+    some = [mx.quantize(x, 32, bits) for x in (k, values)]
+    expanded = [mx.dequantize(*x, 32, bits) for x in some]
+    got = quantized_attention(q, *some[0], *some[1], bits=bits, causal=True)
+    assert_right(got, [q, *expanded], causal=True)
 
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16, mx.uint8], ids=str)
+def test_lanes_in_registers_equal_lanes_in_loops(dtype):
+    """What a GPU compiles in their place computes the same, bit for bit."""
+    loops = LANES[LANES.index("template") : LANES.index("// Before a loop")]
+    each = """
+    {
+        const auto x = NAME_read<N>(a + 1), y = NAME_read<N>(a + 2);
+        NAME_write<N>(out, NAME_fma<N>(x, NAME_splat<N>(a[0]), y));
+        NAME_write<N>(out + N, x);
+        for (int place = 0; place < 8; ++place) {
+            NAME_write<N>(out + (2 + place) * N, NAME_codes<4, N>(words + 3, place));
+            NAME_write<N>(out + (10 + place) * N, NAME_codes<8, N>(words + 1, place % 4));
+        }
+    }
+    """
+    kernel = metal.kernel(
+        name="lanes",
+        input_names=["a", "words"],
+        output_names=["registers", "looped"],
+        source=each.replace("NAME", "zmlx").replace("out", "registers")
+        + each.replace("NAME", "loop").replace("out", "looped"),
+        header=LANES + "const constant int found = ZMLX_LANES;\n" + loops.replace("zmlx_", "loop_"),
+    )
+    rng = np.random.default_rng(0)
+    a = mx.array(rng.standard_normal(20) * 50).astype(dtype)
+    words = mx.array(rng.integers(0, 256, 80).astype(np.uint8))
+    for n in (4, 8, 16):
+        registers, looped = kernel(
+            a,
+            words,
+            template=[("N", n)],
+            grid=(1, 1, 1),
+            threadgroup=(1, 1, 1),
+            output_shapes=[(18 * n,)] * 2,
+            output_dtypes=[mx.float32] * 2,
+        )
+        assert np.array_equal(registers, looped)
+        assert np.array_equal(registers[n : 2 * n], a[1 : 1 + n].astype(mx.float32))
+
+
+def test_a_slice_of_a_cache_is_read_where_it_lies():
     q, k, v = qkv(queries=1, keys=512)
     before = metal.statistics()["contiguous_copies"]
     for n in (100, 300):
@@ -114,8 +165,6 @@ def test_values_that_do_not_lie_side_by_side():
 
 
 def test_a_new_length_compiles_nothing():
-    from zmlx import metal
-
     q, k, v = qkv(queries=1, keys=2000)
     mx.eval(decode_attention(q, k[:, :, :100], v[:, :, :100]))
     before = metal.statistics()["compiles"]
@@ -214,6 +263,9 @@ def test_entries_past_the_context_are_not_read():
         (lambda q, k, v: quantized_attention(q, *mx.quantize(k, 32, 8), *mx.quantize(k, 32, 8),
                                              bits=4),
          r"\[quantized_attention\] 'k' must have shape \(2, K, S, 4\)"),
+        (lambda q, k, v: quantized_attention(q, *[mx.quantize(k, 32, 8)[0],
+                                                  *[mx.ones((2, 2, 300, 2))] * 2] * 2),
+         r"\[quantized_attention\] 'k_scales' must have a multiple of 32 values in a group"),
     ],
 )  # fmt: skip
 def test_errors(call, message):

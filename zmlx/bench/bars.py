@@ -101,6 +101,8 @@ BARS = (
     Bar(("topk_gating",), "16384x128", _BOTH, ("forward",), 0.60),
     Bar(("moe_dispatch",), "2048x2048", _BOTH, ("forward",), 0.60),
     Bar(("moe_combine",), "16384x2048", _BOTH, ("forward",), 0.60),
+    Bar(("expert_ffn",), "1024x512", ("float32",), ("forward", "both"), NOT_SLOWER, (BUILT_IN,)),
+    Bar(("expert_ffn",), "512x512", ("float32",), ("forward", "both"), NOT_SLOWER, (BUILT_IN,)),
     Bar(("adamw",), _LARGE, ("float32",), ("forward",), 0.80),
     Bar(("adamw",), _LARGE, ("float32",), ("forward",), NOT_SLOWER, (COMPILED,)),
 )  # fmt: skip

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .attention_text import fill
+
 PLAIN, PAGED, QUANTIZED = "plain", "paged", "quantized"
 
 #: The ops.
@@ -62,68 +64,94 @@ if (#_strides[3] == 1) {
 }
 """,
     8: """\
-if (TPR == 1) {
-    for (int g = 0; g < D@ / GROUP; ++g) {
-        const float by = scales[key * (D@ / GROUP) + g], plus = biases[key * (D@ / GROUP) + g];
-        for (int e = 0; e < GROUP; ++e) {
-            const float value = float(#[rows_#[key] * D@ + g * GROUP + e]);
-            tile[key * SLOTS@ + g * GROUP + e] = fma(value, by, plus);
-        }
-    }
-} else {
-    for (int e = 0; e < HALF@; ++e) {
-        const int d = e * TPR + lane;
-        const size_t g = rows_#[key] * (D@ / GROUP) + min(d, D@ - 1) / GROUP;
-        tile[key * SLOTS@ + e] = d < D@
-            ? fma(float(#[rows_#[key] * D@ + d]), float(#_scales[g]), float(#_biases[g])) : 0.0f;
-    }
+for (int e = 0; e < HALF@; ++e) {
+    const int d = e * TPR + lane;
+    const size_t g = rows_#[key] * (D@ / GROUP) + min(d, D@ - 1) / GROUP;
+    tile[key * SLOTS@ + e] = d < D@
+        ? fma(float(#[rows_#[key] * D@ + d]), float(#_scales[g]), float(#_biases[g])) : 0.0f;
 }
 """,
     4: """\
-if (TPR == 1) {
-    for (int g = 0; g < D@ / GROUP; ++g) {
-        const float by = scales[key * (D@ / GROUP) + g], plus = biases[key * (D@ / GROUP) + g];
-        for (int e = 0; e < GROUP / 2; ++e) {
-            const int two = int(#[rows_#[key] * (D@ / 2) + g * (GROUP / 2) + e]);
-            tile[key * SLOTS@ + g * (GROUP / 2) + e] = fma(float(two & 15), by, plus);
-            tile[key * SLOTS@ + HALF@ + g * (GROUP / 2) + e] = fma(float(two >> 4), by, plus);
-        }
-    }
-} else {
-    for (int e = 0; e < HALF@; ++e) {
-        const int at = e * TPR + lane;
-        const size_t g = rows_#[key] * (D@ / GROUP) + 2 * min(at, D@ / 2 - 1) / GROUP;
-        const float by = float(#_scales[g]), plus = float(#_biases[g]);
-        const int two = at < D@ / 2 ? int(#[rows_#[key] * (D@ / 2) + at]) : 0;
-        tile[key * SLOTS@ + e] = at < D@ / 2 ? fma(float(two & 15), by, plus) : 0.0f;
-        tile[key * SLOTS@ + HALF@ + e] = at < D@ / 2 ? fma(float(two >> 4), by, plus) : 0.0f;
-    }
+for (int e = 0; e < HALF@; ++e) {
+    const int at = e * TPR + lane;
+    const size_t g = rows_#[key] * (D@ / GROUP) + 2 * min(at, D@ / 2 - 1) / GROUP;
+    const float by = float(#_scales[g]), plus = float(#_biases[g]);
+    const int two = at < D@ / 2 ? int(#[rows_#[key] * (D@ / 2) + at]) : 0;
+    tile[key * SLOTS@ + e] = at < D@ / 2 ? fma(float(two & 15), by, plus) : 0.0f;
+    tile[key * SLOTS@ + HALF@ + e] = at < D@ / 2 ? fma(float(two >> 4), by, plus) : 0.0f;
 }
 """,
 }
 
-#: The scales and biases of a tile, which lie side by side, before its rows: all at once.
-_SCALES = """\
-if (TPR == 1) {
-    for (int e = 0; e < count * (D@ / GROUP); ++e) {
-        scales[e] = float(#_scales[rows_#[0] * (D@ / GROUP) + e]);
-        biases[e] = float(#_biases[rows_#[0] * (D@ / GROUP) + e]);
+#: The tile, with zeros in rows past the last key and, for one thread, in slots past a row.
+_TILE = """\
+if (count < KEYS || (ALONE && SLOTS@ > D@)) {
+    for (int e = 0; e < KEYS * SLOTS@; ++e) {
+        tile[e] = 0.0f;
     }
+}
+for (int key = 0; key < count; ++key) {
+    @load
 }
 """
 
-#: Lines of 64 bytes of a tile's rows, which arrive while there is arithmetic to do: every PARTS-th
-#: of each row. In a loop of its own: g++ keeps no sums in registers around it.
-_PREFETCH = """\
-if (TPR == 1) {
-    constexpr int line = 64 / int(sizeof(#[0]));
+#: What one thread needs: its view of rows of the cache and of those that it wants next.
+_ALONE = {
+    PLAIN: """\
+const auto soon = zmlx_numbers_of<16, SOON_D, 64 / int(sizeof(SOON[0]))>(SOON, SOON_ROWS);
+if (D@ % 16 == 0 && #_strides[3] == 1) {
+    const auto cache = zmlx_numbers_of<16, D@, 64 / int(sizeof(#[0]))>(#, rows_#);
+    @use
+} else {
+    @tile
+    size_t staged[KEYS];
     for (int key = 0; key < KEYS; ++key) {
-        for (int d = (PART) * line; d < SIZE; d += PARTS * line) {
-            ZMLX_PREFETCH(# + AT + d);
-        }
+        staged[key] = size_t(key * SLOTS@);
     }
+    const auto cache = zmlx_numbers_of<16, SLOTS@, 16>(tile, staged);
+    @use
 }
-"""
+""",
+    # Scales and biases of a tile lie side by side.
+    QUANTIZED: """\
+for (int e = 0; e < count * (D@ / GROUP); ++e) {
+    scales[e] = float(#_scales[rows_#[0] * (D@ / GROUP) + e]);
+    biases[e] = float(#_biases[rows_#[0] * (D@ / GROUP) + e]);
+}
+if (PER % W@ != 0) {
+    zmlx_repeat<KEYS * (D@ / GROUP), PER>(scales_of_words, scales);
+    zmlx_repeat<KEYS * (D@ / GROUP), PER>(biases_of_words, biases);
+}
+const auto soon =
+    zmlx_packed_of<W, BITS, PER, SOON_D / PLACES * 4>(SOON, SOON_ROWS, scales, biases);
+const auto cache = zmlx_packed_of<W@, BITS, PER, D@ / PLACES * 4>(
+    #, rows_#, PER % W@ != 0 ? scales_of_words : scales,
+    PER % W@ != 0 ? biases_of_words : biases);
+@use
+""",
+}
+
+_USE = {
+    "k": "zmlx_dots<ROWS, KEYS, STEPS, W>(part, own, cache, soon);\n",
+    "v": """\
+constexpr int BLOCK = ROWS <= 4 && STEPS_V % 4 == 0 ? 4 : STEPS_V % 2 == 0 ? 2 : 1;
+for (int e = 0; e < STEPS_V; e += BLOCK) {
+    zmlx_weigh<ROWS, KEYS, STEPS_V, W_V, BLOCK>(o, s, e, count, cache, soon);
+}
+""",
+}
+
+#: Where one thread keeps what a tile needs beside itself.
+_ROOM = {
+    PLAIN: "",
+    QUANTIZED: """\
+constexpr int PER = GROUP * BITS / 32;
+constexpr int WIDEST = D > DV ? D : DV;
+float scales[ALONE ? KEYS * WIDEST / GROUP : 1], biases[ALONE ? KEYS * WIDEST / GROUP : 1];
+float scales_of_words[ALONE ? KEYS * WIDEST / PLACES : 1];
+float biases_of_words[ALONE ? KEYS * WIDEST / PLACES : 1];
+""",
+}
 
 #: Where row `position` of the cache begins.
 ROWS = {
@@ -153,25 +181,24 @@ const size_t row_v = row_k;
 }
 
 
-def load(form: Cache, name: str) -> str:
-    """A row of k or v into the tile."""
-    text = _LOAD[form.bits or PLAIN].replace("STEP_#", f"size_t({name}_strides[3])")
+def room(form: Cache) -> str:
+    """Declarations that `alone` needs."""
+    return _ROOM[QUANTIZED if form.kind == QUANTIZED else PLAIN]
+
+
+def tile(form: Cache, name: str) -> str:
+    """Rows of k or v in the tile."""
+    load = _LOAD[form.bits or PLAIN].replace("STEP_#", f"size_t({name}_strides[3])")
+    return _named(fill(_TILE, load=load), name)
+
+
+def alone(form: Cache, name: str) -> str:
+    """One thread's product with rows of k or v, while the others are on their way."""
+    text = _ALONE[QUANTIZED if form.kind == QUANTIZED else PLAIN]
+    text = fill(text, use=_USE[name], tile=tile(form, name))
+    soon, d, rows = {"k": ("v", "DV", "rows_v"), "v": ("k", "D", "next_k")}[name]
+    text = text.replace("SOON_D", d).replace("SOON_ROWS", rows).replace("SOON", soon)
     return _named(text, name)
-
-
-def scales(form: Cache, name: str) -> str:
-    """What the rows of a tile of k or v need beside themselves."""
-    return _named(_SCALES, name) if form.kind == QUANTIZED else ""
-
-
-def prefetch(form: Cache, name: str, rows: str, part: str, parts: str) -> str:
-    """Asks for the lines `part`, `part` + `parts`, … of a tile's rows of k or v."""
-    at, size = f"{rows}[key]", "D@"
-    if form.kind == QUANTIZED:
-        size = "D@ * BITS / 8"
-        at = f"{at} * ({size})"
-    text = _PREFETCH.replace("PARTS", parts).replace("PART", part)
-    return _named(text.replace("AT", at).replace("SIZE", size), name)
 
 
 def _named(text: str, name: str) -> str:

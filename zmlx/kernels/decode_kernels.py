@@ -2,13 +2,13 @@
 
 The heads that share keys, times the queries of a head, are the rows of a group. A group reads the
 keys and values of a span once, for ROWS of them: products along D are sums over the threads of a
-simdgroup (one thread on the CPU, in 32 sums side by side), with the softmax kept per row. What the
-spans found is combined by their peaks (flash decoding, Dao et al. 2023).
+simdgroup (one thread on the CPU, in lanes: see `decode_lanes.py`), with the softmax kept per row.
+What the spans found is combined by their peaks (flash decoding, Dao et al. 2023).
 
 How a row of the cache is found and read is a `Cache`: an array (B, K, S, D); blocks of an array
 (blocks, size, K, D) through a table; or 4 or 8 bits a value with a scale and a bias per group, as
-`mx.quantize` packs them, read as bytes: with 4 bits a thread's values are first the low halves of
-its bytes, then the high ones, so that no lane waits for another.
+`mx.quantize` packs them. Threads of a simdgroup read bytes: with 4 bits a thread's values are first
+the low halves of its bytes, then the high ones, so that no lane waits for another.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from functools import cache
 
 from ..metal import KernelSpec
 from .attention_text import fill
-from .decode_cache import NAMES, PAGED, QUANTIZED, ROWS, Cache, load, prefetch, scales
+from .decode_cache import NAMES, PAGED, QUANTIZED, ROWS, Cache, alone, room, tile
+from .decode_lanes import LANES, PRODUCTS
 
 HEADER = """\
 // ZMLX_FAIL reports a value that only the kernel sees; the CPU target defines it to record it.
@@ -29,67 +30,23 @@ HEADER = """\
 #ifndef ZMLX_PREFETCH
 #define ZMLX_PREFETCH(pointer)
 #endif
-
-// sums[i] = x[2i] + x[2i + 1].
-template <int N>
-inline void zmlx_halve(thread float* sums, thread float* x) {
-    for (int i = 0; i < N; ++i) {
-        sums[i] = x[2 * i] + x[2 * i + 1];
-    }
-}
-
-// One thread: for each key 16 sums, which add up to x[row] · tile[key].
-template <int KEYS, int N>
-inline void zmlx_dots(thread float* part, thread float* x, thread float* tile, int row) {
-    for (int key = 0; key < KEYS; ++key) {
-        float sums[32];
-        for (int u = 0; u < 32; ++u) {
-            sums[u] = 0.0f;
-        }
-        for (int e = 0; e < N; e += 32) {
-            for (int u = 0; u < 32; ++u) {
-                sums[u] += x[row * N + e + u] * tile[key * N + e + u];
-            }
-        }
-        for (int u = 0; u < 16; ++u) {
-            part[key * 16 + u] = sums[u] + sums[16 + u];
-        }
-    }
-}
-
-// One thread: o[row][u] += Σ_key s[row][key] tile[key][u] for 32 u, in registers meanwhile.
-template <int ROWS, int KEYS, int SLOTS>
-inline void zmlx_weigh(thread float* o, thread float* s, thread float* tile) {
-    float block[ROWS][32];
-    for (int r = 0; r < ROWS; ++r) {
-        for (int u = 0; u < 32; ++u) {
-            block[r][u] = 0.0f;
-        }
-    }
-    for (int key = 0; key < KEYS; ++key) {
-        for (int r = 0; r < ROWS; ++r) {
-            const float p = s[r * KEYS + key];
-            for (int u = 0; u < 32; ++u) {
-                block[r][u] += p * tile[key * SLOTS + u];
-            }
-        }
-    }
-    for (int r = 0; r < ROWS; ++r) {
-        for (int u = 0; u < 32; ++u) {
-            o[r * SLOTS + u] += block[r][u];
-        }
-    }
-}
 """
 
-#: Values `slot` of a thread, in whole registers on the CPU: SLOTS of a key, SLOTS_V of a value.
+#: Values `slot` of a thread. One thread has them in steps of W lanes: lane u of step e is value
+#: ((e / PLACES) W + u) PLACES + e % PLACES of a row, a value of word u for packed ones.
 _SLOTS = """\
-constexpr int WIDE = TPR == 1 ? 32 : 1;
+constexpr bool ALONE = TPR == 1;
+constexpr int PLACES = ALONE && BITS > 0 ? 32 / BITS : 1;
+constexpr int W = PLACES == 1 || D / PLACES % 16 == 0 ? 16 : D / PLACES % 8 == 0 ? 8 : 4;
+constexpr int W_V = PLACES == 1 || DV / PLACES % 16 == 0 ? 16 : DV / PLACES % 8 == 0 ? 8 : 4;
+constexpr int STEPS = (D + W - 1) / W;
+constexpr int STEPS_V = (DV + W_V - 1) / W_V;
+// Of a simdgroup: with 4 bits first the low halves of a thread's bytes, then the high ones.
 constexpr int PARTS = BITS == 4 ? 2 : 1;
 constexpr int HALF = (D / PARTS + TPR - 1) / TPR;
 constexpr int HALF_V = (DV / PARTS + TPR - 1) / TPR;
-constexpr int SLOTS = (HALF * PARTS + WIDE - 1) / WIDE * WIDE;
-constexpr int SLOTS_V = (HALF_V * PARTS + WIDE - 1) / WIDE * WIDE;
+constexpr int SLOTS = ALONE ? STEPS * W : HALF * PARTS;
+constexpr int SLOTS_V = ALONE ? STEPS_V * W_V : HALF_V * PARTS;
 const int lane = int(thread_index_in_simdgroup);
 """
 
@@ -123,14 +80,10 @@ for (int r = 0; r < ROWS; ++r) {
         + size_t(kv_head * group + row / queries) * size_t(q_strides[1])
         + size_t(row % queries) * size_t(q_strides[2]);
     for (int e = 0; e < SLOTS; ++e) {
-        own[r * SLOTS + e] = 0.0f;
-    }
-    for (int part = 0; part < PARTS; ++part) {
-        for (int e = 0; e < HALF; ++e) {
-            const int d = (e * TPR + lane) * PARTS + part;
-            own[r * SLOTS + part * HALF + e] =
-                d < D ? float(q[at + size_t(d) * size_t(q_strides[3])]) * factor : 0.0f;
-        }
+        const int d = ALONE ? (e / (W * PLACES) * W + e % W) * PLACES + e / W % PLACES
+                            : (e % HALF * TPR + lane) * PARTS + e / HALF;
+        own[r * SLOTS + e] =
+            d < D ? float(q[at + size_t(d) * size_t(q_strides[3])]) * factor : 0.0f;
     }
 }
 float o[ROWS * SLOTS_V];
@@ -142,10 +95,10 @@ for (int r = 0; r < ROWS; ++r) {
     top[r] = -FLT_MAX;
     total[r] = 0.0f;
 }
-// Rows of the cache, whole registers each.
+// Rows of the cache, and for one thread sums for each of them.
 float tile[KEYS * (SLOTS > SLOTS_V ? SLOTS : SLOTS_V)];
-float part[TPR == 1 ? KEYS * 16 : 1], half_[TPR == 1 ? KEYS * 8 : 1];
-@scales
+float part[ALONE ? ROWS * KEYS * W : 1];
+@room
 // Where the rows of a tile are is known one tile early, to have them on their way.
 size_t rows_k[KEYS], rows_v[KEYS], next_k[KEYS], next_v[KEYS];
 for (int key = 0; key < KEYS && low < to; ++key) {
@@ -169,25 +122,12 @@ for (int start = low; start < to; start += KEYS) {
             next_v[key] = row_v;
         }
     }
-    @clear_k
-    @scales_k
-    for (int key = 0; key < count; ++key) {
-        @load_k
-    }
-    for (int r = 0; r < ROWS; ++r) {
-        @prefetch_v
-        // Halved for all keys at once: a sum of its own per key takes twice as long.
-        if (TPR == 1) {
-            const int line = r;  // what a call is given beside lanes' values counts as one of them
-            zmlx_dots<KEYS, SLOTS>(part, own, tile, line);
-            zmlx_halve<KEYS * 8>(half_, part);
-            zmlx_halve<KEYS * 4>(part, half_);
-            zmlx_halve<KEYS * 2>(half_, part);
-            zmlx_halve<KEYS>(part, half_);
-            for (int key = 0; key < KEYS; ++key) {
-                s[r * KEYS + key] = part[key];
-            }
-        } else {
+    if (ALONE) {
+        @dots
+        zmlx_fold<ROWS * KEYS, W, false>(s, part);
+    } else {
+        @tile_k
+        for (int r = 0; r < ROWS; ++r) {
             for (int key = 0; key < KEYS; ++key) {
                 float sum = 0.0f;
                 for (int e = 0; e < SLOTS; ++e) {
@@ -204,42 +144,37 @@ for (int start = low; start < to; start += KEYS) {
     }
     for (int r = 0; r < ROWS; ++r) {
         @scores
-        float most = top[r];
-        for (int key = 0; key < KEYS; ++key) {
-            most = max(most, s[r * KEYS + key]);
-        }
-        const float change = exp(top[r] - most);
-        float sums[WIDE];
-        for (int u = 0; u < WIDE; ++u) {
-            sums[u] = 0.0f;
-        }
-        for (int key = 0; key < KEYS; key += WIDE) {
-            for (int u = 0; u < WIDE; ++u) {
-                const float p = exp(s[r * KEYS + key + u] - most);
-                s[r * KEYS + key + u] = p;
-                sums[u] += p;
+    }
+    float change[ROWS];
+    if (ALONE) {
+        zmlx_weights<ROWS, KEYS>(s, top, total, change);
+    } else {
+        for (int r = 0; r < ROWS; ++r) {
+            float most = top[r];
+            for (int key = 0; key < KEYS; ++key) {
+                most = max(most, s[r * KEYS + key]);
             }
+            float sum = 0.0f;
+            for (int key = 0; key < KEYS; ++key) {
+                const float p = exp(s[r * KEYS + key] - most);
+                s[r * KEYS + key] = p;
+                sum += p;
+            }
+            change[r] = exp(top[r] - most);
+            total[r] = total[r] * change[r] + sum;
+            top[r] = most;
         }
-        float sum = 0.0f;
-        for (int u = 0; u < WIDE; ++u) {
-            sum += sums[u];
-        }
-        total[r] = total[r] * change + sum;
-        top[r] = most;
+    }
+    for (int r = 0; r < ROWS; ++r) {
         for (int e = 0; e < SLOTS_V; ++e) {
-            o[r * SLOTS_V + e] *= change;
+            o[r * SLOTS_V + e] *= change[r];
         }
     }
-    @clear_v
-    @scales_v
-    for (int key = 0; key < count; ++key) {
-        @load_v
-    }
-    for (int e = 0; e < SLOTS_V; e += WIDE) {
-        @prefetch_k
-        if (TPR == 1) {
-            zmlx_weigh<ROWS, KEYS, SLOTS_V>(o + e, s, tile + e);
-        } else {
+    if (ALONE) {
+        @weigh
+    } else {
+        @tile_v
+        for (int e = 0; e < SLOTS_V; ++e) {
             for (int r = 0; r < ROWS; ++r) {
                 for (int key = 0; key < KEYS; ++key) {
                     o[r * SLOTS_V + e] += s[r * KEYS + key] * tile[key * SLOTS_V + e];
@@ -251,12 +186,11 @@ for (int start = low; start < to; start += KEYS) {
 for (int r = 0; r < ROWS && first + r < rows; ++r) {
     const size_t at =
         ((size_t(batch) * kv_heads + kv_head) * rows + first + r) * splits + split;
-    for (int part = 0; part < PARTS; ++part) {
-        for (int e = 0; e < HALF_V; ++e) {
-            const int d = (e * TPR + lane) * PARTS + part;
-            if (d < DV) {
-                found[at * DV + d] = o[r * SLOTS_V + part * HALF_V + e];
-            }
+    for (int e = 0; e < SLOTS_V; ++e) {
+        const int d = ALONE ? (e / (W_V * PLACES) * W_V + e % W_V) * PLACES + e / W_V % PLACES
+                            : (e % HALF_V * TPR + lane) * PARTS + e / HALF_V;
+        if (d < DV) {
+            found[at * DV + d] = o[r * SLOTS_V + e];
         }
     }
     if (lane == 0) {
@@ -266,27 +200,12 @@ for (int r = 0; r < ROWS && first + r < rows; ++r) {
 }
 """
 
-#: Scales and biases of a tile, which one thread has all to itself.
-_SCALES = """\
-constexpr int GROUPS = KEYS * (D > DV ? D : DV) / GROUP;
-float scales[TPR == 1 ? GROUPS : 1], biases[TPR == 1 ? GROUPS : 1];
-"""
-
 _LENGTH = """\
 length = int(lengths[size_t(batch) * size_t(lengths_strides[0])]);
 if (length < 0 || length > keys) {
     ZMLX_FAIL("NAME", length);
     good = false;
     length = 0;
-}
-"""
-
-#: The tile where it is not filled: slots past a row, and rows past the last key.
-_CLEAR = """\
-if (count < KEYS || SLOTS@ > HALF@ * PARTS || SLOTS != SLOTS_V) {
-    for (int e = 0; e < KEYS * SLOTS@; ++e) {
-        tile[e] = 0.0f;
-    }
 }
 """
 
@@ -338,15 +257,11 @@ def spans(form: Cache) -> KernelSpec:
         else "",
         low=low,
         row=ROWS[form.kind],
-        clear_k=_CLEAR.replace("@", ""),
-        clear_v=_CLEAR.replace("@", "_V"),
-        scales=_SCALES if form.kind == QUANTIZED else "",
-        scales_k=scales(form, "k"),
-        scales_v=scales(form, "v"),
-        load_k=load(form, "k"),
-        load_v=load(form, "v"),
-        prefetch_k=prefetch(form, "k", "next_k", "e / WIDE", "(SLOTS_V / WIDE)"),
-        prefetch_v=prefetch(form, "v", "rows_v", "r", "ROWS"),
+        room=room(form),
+        tile_k=tile(form, "k"),
+        tile_v=tile(form, "v"),
+        dots=alone(form, "k"),
+        weigh=alone(form, "v"),
         scores=_scores(form),
     )
     inputs = tuple(n for n in form.inputs if n != "sinks")
@@ -355,7 +270,7 @@ def spans(form: Cache) -> KernelSpec:
         (*inputs, "sizes"),
         ("found", "peak", "weight"),
         body,
-        HEADER,
+        HEADER + LANES + PRODUCTS,
         ensure_row_contiguous=form.kind == QUANTIZED,
     )
 

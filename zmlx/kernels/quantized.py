@@ -104,6 +104,11 @@ def quantized_attention(
                     f"{values} but got {tuple(x.shape)}."
                 )
             groups.append(values // count)
+            if groups[-1] % 32:
+                raise ValueError(
+                    f"[{op}] '{name}_{part}' must have a multiple of 32 values in a group but got "
+                    f"{groups[-1]}."
+                )
     if len(set(groups)) != 1:
         raise ValueError(
             f"[{op}] 'v_scales' must have k's group size {groups[0]} but got {groups}."

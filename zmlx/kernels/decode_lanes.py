@@ -1,0 +1,264 @@
+"""What one thread decodes with: N floats side by side as one value, and products written with it.
+
+On the CPU a `zmlx_lanes<N>` is a vector register (`native/prelude/lanes.h`), which loops over
+arrays would leave to chance: g++ 12 stores their sums at every step and widens 16 bytes in ten
+instructions. Packed values are therefore taken from words of 32 bits, which are as wide as floats:
+lane u of a step has value `place` of word u, and all lanes share one shift. A GPU compiles the same
+text with plain loops and does not run it.
+"""
+
+from __future__ import annotations
+
+LANES = """\
+
+// N floats side by side; the CPU target has them in a vector register.
+#ifndef ZMLX_LANES
+template <int N>
+struct zmlx_lanes {
+    float x[N];
+};
+
+template <int N, typename P>
+inline zmlx_lanes<N> zmlx_read(P p) {
+    zmlx_lanes<N> lanes;
+    for (int u = 0; u < N; ++u) {
+        lanes.x[u] = float(p[u]);
+    }
+    return lanes;
+}
+
+template <int N>
+inline void zmlx_write(thread float* p, zmlx_lanes<N> lanes) {
+    for (int u = 0; u < N; ++u) {
+        p[u] = lanes.x[u];
+    }
+}
+
+template <int N>
+inline zmlx_lanes<N> zmlx_splat(float x) {
+    zmlx_lanes<N> lanes;
+    for (int u = 0; u < N; ++u) {
+        lanes.x[u] = x;
+    }
+    return lanes;
+}
+
+template <int N>
+inline zmlx_lanes<N> zmlx_fma(zmlx_lanes<N> a, zmlx_lanes<N> b, zmlx_lanes<N> c) {
+    for (int u = 0; u < N; ++u) {
+        c.x[u] = fma(a.x[u], b.x[u], c.x[u]);
+    }
+    return c;
+}
+
+// Of each of N words of 32 bits from p on, as they lie in memory: its value `place` of BITS bits.
+template <int BITS, int N, typename P>
+inline zmlx_lanes<N> zmlx_codes(P p, int place) {
+    zmlx_lanes<N> lanes;
+    const int bit = BITS * place;
+    for (int u = 0; u < N; ++u) {
+        lanes.x[u] = float(int(p[4 * u + bit / 8]) >> bit % 8 & ((1 << BITS) - 1));
+    }
+    return lanes;
+}
+// Before a loop of a fixed, small number of steps over lanes.
+#define ZMLX_UNROLL
+#endif
+"""
+
+PRODUCTS = """\
+
+// Rows of SIZE numbers: step e of row `key` is its values e W ... e W + W - 1. Asking for a row is
+// asking for every `parts`-th of its lines of 64 bytes, each LINE values long.
+template <int W, int SIZE, int LINE, typename P>
+struct zmlx_numbers {
+    P values;
+    thread size_t* rows;
+    zmlx_lanes<W> at(int key, int e) const {
+        return zmlx_read<W>(values + rows[key] + e * W);
+    }
+    void ask(int key, int part, int parts) const {
+        for (int i = part * LINE; i < SIZE; i += parts * LINE) {
+            ZMLX_PREFETCH(values + rows[key] + i);
+        }
+    }
+};
+
+template <int W, int SIZE, int LINE, typename P>
+inline zmlx_numbers<W, SIZE, LINE, P> zmlx_numbers_of(P values, thread size_t* rows) {
+    zmlx_numbers<W, SIZE, LINE, P> view = {values, rows};
+    return view;
+}
+
+// Rows of SIZE bytes of packed values: step e is value e % PLACES of W words, PER words a group.
+// Scales and biases are there once a group if W words are always of one group, else once a word.
+template <int W, int BITS, int PER, int SIZE, typename P>
+struct zmlx_packed {
+    P values;
+    thread size_t* rows;
+    thread float* scales;
+    thread float* biases;
+    zmlx_lanes<W> at(int key, int e) const {
+        constexpr int PLACES = 32 / BITS;
+        const int word = e / PLACES * W;
+        const zmlx_lanes<W> codes =
+            zmlx_codes<BITS, W>(values + rows[key] * SIZE + 4 * word, e % PLACES);
+        if (PER % W != 0) {
+            const int spot = key * (SIZE / 4) + word;
+            return zmlx_fma<W>(codes, zmlx_read<W>(scales + spot), zmlx_read<W>(biases + spot));
+        }
+        const int spot = (key * (SIZE / 4) + word) / PER;
+        return zmlx_fma<W>(codes, zmlx_splat<W>(scales[spot]), zmlx_splat<W>(biases[spot]));
+    }
+    void ask(int key, int part, int parts) const {
+        for (int i = part * 64; i < SIZE; i += parts * 64) {
+            ZMLX_PREFETCH(values + rows[key] * SIZE + i);
+        }
+    }
+};
+
+template <int W, int BITS, int PER, int SIZE, typename P>
+inline zmlx_packed<W, BITS, PER, SIZE, P> zmlx_packed_of(
+    P values, thread size_t* rows, thread float* scales, thread float* biases) {
+    zmlx_packed<W, BITS, PER, SIZE, P> view = {values, rows, scales, biases};
+    return view;
+}
+
+// folded[i] = x[2i] + x[2i + 1], or the larger of them.
+template <int N, bool LARGER>
+inline void zmlx_halve(thread float* folded, thread float* x) {
+    for (int i = 0; i < N; ++i) {
+        folded[i] = LARGER ? max(x[2 * i], x[2 * i + 1]) : x[2 * i] + x[2 * i + 1];
+    }
+}
+
+// folded[i] is the sum, or the largest, of x[i W] ... x[i W + W - 1] for W of 4, 8 or 16; x is used
+// up. For all i at once, since a fold of its own for each has no lanes.
+template <int N, int W, bool LARGER>
+inline void zmlx_fold(thread float* folded, thread float* x) {
+    float half_[N * W / 2];
+    zmlx_halve<N * W / 2, LARGER>(half_, x);
+    if (W == 8) {
+        zmlx_halve<N * W / 4, LARGER>(x, half_);
+        zmlx_halve<N, LARGER>(folded, x);
+    } else {
+        if (W == 16) {
+            zmlx_halve<N * W / 4, LARGER>(x, half_);
+            zmlx_halve<N * W / 8, LARGER>(half_, x);
+        }
+        zmlx_halve<N, LARGER>(folded, half_);
+    }
+}
+
+// The scores s[row][key] become exp(s - top), with the peaks `top` so far; `change` is what the
+// earlier peaks make of sums.
+template <int ROWS, int KEYS>
+inline void zmlx_weights(
+    thread float* s, thread float* top, thread float* total, thread float* change) {
+    float fold[ROWS * 16], found[ROWS];
+    for (int r = 0; r < ROWS; ++r) {
+        for (int u = 0; u < 16; ++u) {
+            fold[r * 16 + u] = s[r * KEYS + u];
+        }
+        for (int key = 16; key < KEYS; key += 16) {
+            for (int u = 0; u < 16; ++u) {
+                fold[r * 16 + u] = max(fold[r * 16 + u], s[r * KEYS + key + u]);
+            }
+        }
+    }
+    zmlx_fold<ROWS, 16, true>(found, fold);
+    for (int r = 0; r < ROWS; ++r) {
+        const float most = max(top[r], found[r]);
+        change[r] = exp(top[r] - most);
+        top[r] = most;
+    }
+    for (int r = 0; r < ROWS; ++r) {
+        for (int u = 0; u < 16; ++u) {
+            fold[r * 16 + u] = 0.0f;
+        }
+        for (int key = 0; key < KEYS; key += 16) {
+            for (int u = 0; u < 16; ++u) {
+                const float p = exp(s[r * KEYS + key + u] - top[r]);
+                s[r * KEYS + key + u] = p;
+                fold[r * 16 + u] += p;
+            }
+        }
+    }
+    zmlx_fold<ROWS, 16, false>(found, fold);
+    for (int r = 0; r < ROWS; ++r) {
+        total[r] = total[r] * change[r] + found[r];
+    }
+}
+
+// out[i TIMES] ... out[i TIMES + TIMES - 1] = x[i].
+template <int N, int TIMES>
+inline void zmlx_repeat(thread float* out, thread float* x) {
+    for (int i = 0; i < N; ++i) {
+        for (int t = 0; t < TIMES; ++t) {
+            out[i * TIMES + t] = x[i];
+        }
+    }
+}
+
+// For each row and key W sums, which add up to own[row] · cache[key]. Meanwhile the rows of `soon`
+// are on their way.
+template <int ROWS, int KEYS, int STEPS, int W, typename C, typename Q>
+inline void zmlx_dots(thread float* part, thread float* own, C cache, Q soon) {
+    for (int key = 0; key < KEYS; ++key) {
+        soon.ask(key, 0, 1);
+        zmlx_lanes<W> sums[ROWS];
+        ZMLX_UNROLL
+        for (int r = 0; r < ROWS; ++r) {
+            sums[r] = zmlx_splat<W>(0.0f);
+        }
+        for (int e = 0; e < STEPS; ++e) {
+            const zmlx_lanes<W> x = cache.at(key, e);
+            ZMLX_UNROLL
+            for (int r = 0; r < ROWS; ++r) {
+                sums[r] = zmlx_fma<W>(zmlx_read<W>(own + (r * STEPS + e) * W), x, sums[r]);
+            }
+        }
+        ZMLX_UNROLL
+        for (int r = 0; r < ROWS; ++r) {
+            zmlx_write<W>(part + (r * KEYS + key) * W, sums[r]);
+        }
+    }
+}
+
+// o[row] += Σ_key s[row][key] cache[key] in BLOCK steps from `step` on, with sums in registers.
+template <int ROWS, int KEYS, int STEPS, int W, int BLOCK, typename C, typename Q>
+inline void zmlx_weigh(
+    thread float* o, thread float* s, int step, int count, C cache, Q soon) {
+    zmlx_lanes<W> sums[ROWS][BLOCK];
+    ZMLX_UNROLL
+    for (int r = 0; r < ROWS; ++r) {
+        ZMLX_UNROLL
+        for (int b = 0; b < BLOCK; ++b) {
+            sums[r][b] = zmlx_read<W>(o + (r * STEPS + step + b) * W);
+        }
+    }
+    for (int key = 0; key < count; ++key) {
+        soon.ask(key, step / BLOCK, STEPS / BLOCK);
+        zmlx_lanes<W> x[BLOCK];
+        ZMLX_UNROLL
+        for (int b = 0; b < BLOCK; ++b) {
+            x[b] = cache.at(key, step + b);
+        }
+        ZMLX_UNROLL
+        for (int r = 0; r < ROWS; ++r) {
+            const zmlx_lanes<W> p = zmlx_splat<W>(s[r * KEYS + key]);
+            ZMLX_UNROLL
+            for (int b = 0; b < BLOCK; ++b) {
+                sums[r][b] = zmlx_fma<W>(p, x[b], sums[r][b]);
+            }
+        }
+    }
+    ZMLX_UNROLL
+    for (int r = 0; r < ROWS; ++r) {
+        ZMLX_UNROLL
+        for (int b = 0; b < BLOCK; ++b) {
+            zmlx_write<W>(o + (r * STEPS + step + b) * W, sums[r][b]);
+        }
+    }
+}
+"""
