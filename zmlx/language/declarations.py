@@ -176,6 +176,21 @@ CLASSES = {
         };
         """,
     ),
+    "operators of equal parameters": Row(
+        "Bits a{i}, b{3}; a &= b; a <<= b; r = (a | b).n + 100 * (a ^ b).n + uint(a) + float(b);",
+        ((INDEX & 3) << 3 | 3) + 100 * ((INDEX & 3) << 3 ^ 3) + ((INDEX & 3) << 3) + 1.5,
+        """
+        struct Bits {
+            uint n;
+            Bits operator|(Bits o) const { return {n | o.n}; }
+            Bits operator^(Bits o) const { return {n ^ o.n}; }
+            thread Bits& operator&=(Bits o) thread { n &= o.n; return *this; }
+            thread Bits& operator<<=(Bits o) thread { n <<= o.n; return *this; }
+            explicit operator uint() const { return n; }
+            explicit operator float() const { return n / 2.0f; }
+        };
+        """,
+    ),
     "templates of structs with functors": Row(
         "r = Reducer<Sum>::run(x + i, 1) + Reducer<Max>::run(x, 3);",
         X + 3.25,

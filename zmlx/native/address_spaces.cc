@@ -182,7 +182,7 @@ class Canonical {
   }
 
   std::string types() const {
-    std::string key = head_ + function_.name + "(";
+    std::string key = head_ + function_.name + symbol() + "(";
     for (auto& item : parameters_) {
       size_t end = item.first;
       while (end < item.second && !unit_.tokens[end].is("=")) ++end;
@@ -198,6 +198,13 @@ class Canonical {
   std::string body() const { return text(function_.close + 1, function_.end); }
 
  private:
+  // What follows `operator`: a mark, brackets or a type.
+  std::string symbol() const {
+    size_t i = function_.open;
+    while (i > function_.head && !unit_.tokens[i].is("operator")) --i;
+    return unit_.tokens[i].is("operator") ? text(i + 1, function_.open) : "";
+  }
+
   void number(const std::vector<Range>& items) {
     for (auto& item : items) {
       size_t name = declared_name(unit_, item);
