@@ -71,6 +71,19 @@ ADDRESS_SPACES = {
         template <typename T> T load(const threadgroup T* p, uint at) { return p[at]; }
         """,
     ),
+    "specialisations by address space with one body are one": Row(
+        "r = is_same_v<element<device float*>::type, float> +"
+        " is_same_v<element<thread uint*>::type, uint> * 2 +"
+        " is_same_v<remove_addrspace_t<thread int>, int> * 4;",
+        7,
+        """
+        template <typename T> struct element {};
+        template <typename T> struct element<thread T*> { using type = T; };
+        template <typename U> struct element<device U*> { using type = U; };
+        template <typename T> struct element<constant T*> { using type = T; };
+        template <typename T> struct element<threadgroup T*> { using type = T; };
+        """,
+    ),
 }
 
 CONSTANTS = {

@@ -258,6 +258,35 @@ void merge_overloads(Unit& unit) {
   }
 }
 
+void merge_specialisations(Unit& unit) {
+  auto& tokens = unit.tokens;
+  std::map<std::string, Function> first;
+  for (size_t i = 0; i + 2 < tokens.size(); ++i) {
+    if (!tokens[i].is_any({"struct", "class"}) || unit.outline.angle_end(i + 2) == Outline::none) {
+      continue;
+    }
+    Function type;  // no function, but read like one: its brackets are the braces
+    type.name = tokens[i].text + " " + tokens[i + 1].text;
+    type.head = unit.outline.statement_begin(i);
+    type.scope = unit.outline.scope_end(i);
+    size_t brace = unit.outline.angle_end(i + 2) + 1;
+    while (!tokens[brace].is_any({"{", ";"}) && brace + 1 < tokens.size()) ++brace;
+    if (!tokens[brace].is("{")) continue;
+    type.open = type.close = type.body = brace;
+    type.end = unit.outline.statement_end(type.head);
+    Canonical declaration(unit, type);
+    auto [entry, fresh] = first.try_emplace(declaration.types(), type);
+    if (fresh) continue;
+    if (declaration.body() != Canonical(unit, entry->second).body()) {
+      unit.place.refuse(tokens[i].line,
+                        "specialisations of `" + tokens[i + 1].text +
+                            "` that differ in address space and in their bodies are not supported: "
+                            "give them one body");
+    }
+    for (size_t k = type.head; k <= type.end; ++k) tokens[k].dropped = true;
+  }
+}
+
 bool has_threadgroup_memory(const Unit& unit) {
   for (size_t i = 0; i < unit.tokens.size(); ++i) {
     if (unit.tokens[i].is("threadgroup") && declares_variable(unit, i)) return true;

@@ -54,6 +54,7 @@ void declare_kernel(Unit&);
 // Type of each parameter without address space, name and default, so that declarations compare.
 std::string parameter_types(const Unit&, const Function&);
 void merge_overloads(Unit&);  // those that differ in address space only
+void merge_specialisations(Unit&);  // likewise
 void rewrite_address_spaces(Unit&);
 
 // collectives.cc

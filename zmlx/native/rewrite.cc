@@ -203,6 +203,7 @@ Rewritten rewrite(const std::string& metal_text, const RewriteOptions& options) 
   refuse_unsupported(unit);
   refuse_recursion(unit);
   merge_overloads(unit);
+  merge_specialisations(unit);
   drop_attributes(unit);
   drop_hints(unit);
   rewrite_address_spaces(unit);
