@@ -204,6 +204,17 @@ CLASSES = {
         };
         """,
     ),
+    "operators specialised in their struct": Row(
+        "r = Step()(x[i]) + Step()(int(i)) * 10 + Step()(short(i)) * 1000;",
+        -X + (INDEX - 1) * 10 + (INDEX + 1) * 1000,
+        """
+        struct Step {
+            template <typename T> T operator()(T a) { return a + 1; }
+            template <> float operator()(float a) { return -a; }
+            template <> int operator()(int a) { return a - 1; }
+        };
+        """,
+    ),
     "templates of structs with functors": Row(
         "r = Reducer<Sum>::run(x + i, 1) + Reducer<Max>::run(x, 3);",
         X + 3.25,

@@ -44,6 +44,7 @@ void refuse_unsupported(const Unit&);
 void refuse_recursion(const Unit&);
 void drop_attributes(Unit&);
 void drop_hints(Unit&);
+void free_specialised_operators(Unit&);
 void suffix_literals(Unit&);
 void rename_keywords(Unit&);
 void rewrite_swizzles(Unit&);

@@ -222,6 +222,7 @@ Rewritten rewrite(const std::string& metal_text, const RewriteOptions& options) 
   drop_attributes(unit);
   drop_hints(unit);
   rewrite_address_spaces(unit);
+  free_specialised_operators(unit);
   suffix_literals(unit);
   rename_keywords(unit);
   rewrite_swizzles(unit);
