@@ -228,7 +228,8 @@ def test_a_wrong_source_names_kernel_and_line(installed):
 
 def everything():
     modules = (mx, mx.distributed, mx.fast, mx.fft, mx.linalg, mx.metal, mx.random)
-    return {(m.__name__, n): v for m in modules for n, v in vars(m).items()}
+    functions = {(m.__name__, n): v for m in modules for n, v in vars(m).items()}
+    return {**functions, **{("mlx.core.array", n): v for n, v in vars(mx.array).items()}}
 
 
 def test_everything_is_restored_exactly():
@@ -306,6 +307,14 @@ def test_streams_of_the_gpu_are_streams_of_the_cpu(claimed):
         assert call(double(), x, stream=stream)[0].tolist() == [2] * 4
         mx.synchronize(stream)
     mx.synchronize(mx.default_stream(mx.gpu))
+
+
+def test_methods_of_arrays_take_the_gpu(claimed):
+    x = mx.arange(6.0)
+    for stream in (mx.gpu, mx.Device(mx.gpu), mx.new_stream(mx.gpu)):
+        assert x.reshape(2, 3, stream=stream).sum(0, stream=stream).tolist() == [3, 5, 7]
+        assert x.astype(mx.int32, stream).tolist() == list(range(6))
+    assert "mlx.core.array.sum" in zmlx.interop.patched()
 
 
 def test_a_stream_of_ones_own_runs_the_kernel(claimed):

@@ -4,6 +4,8 @@ come: in a GPU's geometry, in two orders of execution, read strictly and compile
 
 from __future__ import annotations
 
+import pathlib
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -411,3 +413,58 @@ def test_rwkv_with_vectors_over_threadgroup_memory():
         want[:, t] = np.einsum("bhj,bhji->bhi", r[:, t], u[:, :, None] * step + state)
         state = state * w[:, :, None] + step
     close(out, want, 1e-5)
+
+
+def mlx_header(path: str, seen: set[str]) -> str:
+    """A header that MLX installs, with those that it includes, as its own build joins them."""
+    if path in seen:
+        return ""
+    seen.add(path)
+    text = (pathlib.Path(mx.__file__).parent / "include" / path).read_text()
+    lines = [line for line in text.splitlines() if line != "#pragma once"]
+    include = '#include "mlx/'
+    return "\n".join(
+        mlx_header(line.split('"')[1], seen) if line.startswith(include) else line for line in lines
+    )
+
+
+STEEL_GEMM = """
+    using Kernel = mlx::steel::GEMMKernel<T, T, 32, 64, 16, 2, 2, false, true, true, true>;
+    threadgroup T a_tile[Kernel::tgp_mem_size_a], b_tile[Kernel::tgp_mem_size_b];
+    const uint row = threadgroup_position_in_grid.y * 32;
+    const uint column = threadgroup_position_in_grid.x * 64;
+    const uint sg = simdgroup_index_in_threadgroup, lane = thread_index_in_simdgroup;
+    thread typename Kernel::mma_t tile(sg, lane);
+    thread typename Kernel::loader_a_t a_loader(a + row * K, K, a_tile, sg, lane);
+    thread typename Kernel::loader_b_t b_loader(b + column * K, K, b_tile, sg, lane);
+    for (int k = 0; k < K; k += 16) {
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        a_loader.load_unsafe();
+        b_loader.load_unsafe();
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        tile.mma(a_tile, b_tile);
+        a_loader.next();
+        b_loader.next();
+    }
+    tile.store_result(out + row * N + column, N);
+"""
+
+
+@pytest.mark.parametrize(
+    "dtype, bound", [(mx.float32, 1e-5), (mx.float16, 1e-3), (mx.bfloat16, 8e-3)], ids=str
+)
+def test_tiles_of_mlx_itself(dtype, bound):
+    """Half a unit in the last place of the output: the tiles add up in float32."""
+    m, n, k = 64, 128, 48
+    a, b = (mx.array(RNG.normal(size=(rows, k))).astype(dtype) for rows in (m, n))
+    kernel = mx.fast.metal_kernel(
+        name="steel", input_names=["a", "b"], output_names=["out"], source=STEEL_GEMM,
+        header=mlx_header("mlx/backend/metal/kernels/steel/gemm/gemm.h", set()) + "\n",
+    )  # fmt: skip
+    (out,) = kernel(
+        inputs=[a, b], template=[("T", dtype), ("K", k), ("N", n)],
+        grid=(32 * n // 64, 2 * m // 32, 2), threadgroup=(32, 2, 2),
+        output_shapes=[(m, n)], output_dtypes=[dtype],
+    )  # fmt: skip
+    a, b = (np.array(x.astype(mx.float32)).astype(np.float64) for x in (a, b))
+    close(out, a @ b.T, bound)

@@ -268,6 +268,48 @@ def test_what_only_looks_like_a_norm_is_skipped_with_a_reason(cls):
     ]
 
 
+class Renamed(mnn.Module):
+    """PyTorch's group norm by hand, under other names."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain, self.shift, self.parts, self.tiny = mx.ones(12), mx.zeros(12), 3, 1e-3
+
+    def __call__(self, x):
+        batch, *rest, width = x.shape
+        y = x.reshape(batch, -1, self.parts, width // self.parts)
+        y = y.transpose(0, 2, 1, 3).reshape(batch, self.parts, -1)
+        y = mx.fast.layer_norm(y, eps=self.tiny, weight=None, bias=None)
+        y = y.reshape(batch, self.parts, -1, width // self.parts)
+        return self.gain * y.transpose(0, 2, 1, 3).reshape(batch, *rest, width) + self.shift
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: mnn.GroupNorm(4, 12),
+        lambda: mnn.GroupNorm(4, 12, affine=False),
+        lambda: mnn.GroupNorm(3, 12, eps=1e-3, pytorch_compatible=True),
+        Renamed,
+    ],
+    ids=["interleaved", "without parameters", "as PyTorch", "by hand"],
+)
+def test_group_norms_are_replaced(make, mode):
+    model = mnn.Sequential(mnn.Conv2d(2, 12, 3), make())
+    x = mx.random.normal((2, 6, 5, 2), key=mx.random.key(1))
+    grad = mnn.value_and_grad(model, lambda x: (model(x) * mx.cos(mx.arange(12))).sum())
+    (before, d_before), out = grad(x), model(x)
+    report = zmlx.patch(model, mode=mode)
+    assert [(r.path, r.op) for r in report.replaced] == [("layers.1", "group_norm")]
+    after, d_after = grad(x)
+    assert mx.allclose(before, after, rtol=1e-4)
+    for (name, a), (_, b) in zip(tree_flatten(d_before), tree_flatten(d_after), strict=True):
+        assert mx.allclose(a, b, rtol=1e-3, atol=1e-4), name
+    zmlx.unpatch(model)
+    assert mx.array_equal(model(x), out)
+
+
 def test_a_graph_is_trusted_only_for_the_dtypes_it_was_compared_in():
     model = mnn.Sequential(Moody(8))
     x = mx.random.normal((3, 8))

@@ -1,7 +1,7 @@
 """The answers of a Mac: names of `mlx.core` that say that there is a GPU, or that take a stream.
 
-The claimed GPU is the CPU: its streams are streams of the CPU, and every function of MLX that is
-given the GPU as stream or device takes the CPU instead.
+The claimed GPU is the CPU: its streams are streams of the CPU, and every function of MLX and every
+method of an array that is given the GPU as stream or device takes the CPU instead.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _NAMES = ("stream", "device", "s")
 
 
 class Patches:
-    """Attributes replaced in modules, and how to restore them."""
+    """Attributes replaced in modules and classes, and how to restore them."""
 
     def __init__(self) -> None:
-        self._done: list[tuple[ModuleType, str, Any, Any]] = []
+        self._done: list[tuple[ModuleType | type, str, Any, Any]] = []
 
     def __bool__(self) -> bool:
         return bool(self._done)
 
-    def put(self, module: ModuleType, name: str, value: Any) -> None:
+    def put(self, module: ModuleType | type, name: str, value: Any) -> None:
         """Sets `module.name`."""
         self._done.append((module, name, getattr(module, name), value))
         setattr(module, name, value)
@@ -45,7 +45,13 @@ class Patches:
 
     def names(self) -> tuple[str, ...]:
         """The replaced names, as `mlx.core.fast.metal_kernel`."""
-        return tuple(f"{module.__name__}.{name}" for module, name, _, _ in self._done)
+        return tuple(f"{_name(module)}.{name}" for module, name, _, _ in self._done)
+
+
+def _name(module: ModuleType | type) -> str:
+    if isinstance(module, type):
+        return f"{module.__module__}.{module.__qualname__}"
+    return module.__name__
 
 
 _GPU, _CPU = mx.Device(mx.gpu), mx.Device(mx.cpu)
@@ -73,8 +79,8 @@ def claim(patches: Patches) -> None:
     """Makes MLX answer as on a Mac."""
     global _claimed_default
     _claimed_default = _GPU
-    for name in _MODULES:
-        module = getattr(mx, name) if name else mx
+    modules = [getattr(mx, name) if name else mx for name in _MODULES]
+    for module in (*modules, mx.array):
         for attribute in sorted(vars(module)):
             function = getattr(module, attribute)
             if _takes_device(function) and attribute not in _ANSWERS:
@@ -86,7 +92,8 @@ def claim(patches: Patches) -> None:
 
 
 def _takes_device(function: Any) -> bool:
-    return type(function).__name__ == "nb_func" and "Device" in (function.__doc__ or "")
+    kinds = ("nb_func", "nb_method")
+    return type(function).__name__ in kinds and "Device" in (function.__doc__ or "")
 
 
 def _to_cpu(value: Any) -> Any:

@@ -28,6 +28,13 @@ def refusal(source: str, header: str = "", group: int = 1, **more: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize("last", ["#pragma METAL internals : disable", "#define A 1", "// end"])
+def test_a_header_that_goes_on_into_the_kernel_is_named(last: str) -> None:
+    message = refusal("out[0] = 1;", header=f"inline int f() {{ return 1; }}\n{last}")
+    assert f"the header's last line, `{last}`, goes on into the kernel" in message
+    assert run("out[0] = f();", output=(1, mx.float32), header=f"int f() {{ return 1; }}\n{last}\n")
+
+
 def test_names_that_only_look_unsupported_are_names() -> None:
     source = """
         float sampler = 1; int tensor = 2; Sampler texture2d = {3};

@@ -71,6 +71,19 @@ ADDRESS_SPACES = {
         template <typename T> T load(const threadgroup T* p, uint at) { return p[at]; }
         """,
     ),
+    "specialisations by address space with one body are one": Row(
+        "r = is_same_v<element<device float*>::type, float> +"
+        " is_same_v<element<thread uint*>::type, uint> * 2 +"
+        " is_same_v<remove_addrspace_t<thread int>, int> * 4;",
+        7,
+        """
+        template <typename T> struct element {};
+        template <typename T> struct element<thread T*> { using type = T; };
+        template <typename U> struct element<device U*> { using type = U; };
+        template <typename T> struct element<constant T*> { using type = T; };
+        template <typename T> struct element<threadgroup T*> { using type = T; };
+        """,
+    ),
 }
 
 CONSTANTS = {
@@ -173,6 +186,32 @@ CLASSES = {
             }
             bool operator==(Complex o) const { return re == o.re && im == o.im; }
             static Complex unit() { return Complex(1); }
+        };
+        """,
+    ),
+    "operators of equal parameters": Row(
+        "Bits a{i}, b{3}; a &= b; a <<= b; r = (a | b).n + 100 * (a ^ b).n + uint(a) + float(b);",
+        ((INDEX & 3) << 3 | 3) + 100 * ((INDEX & 3) << 3 ^ 3) + ((INDEX & 3) << 3) + 1.5,
+        """
+        struct Bits {
+            uint n;
+            Bits operator|(Bits o) const { return {n | o.n}; }
+            Bits operator^(Bits o) const { return {n ^ o.n}; }
+            thread Bits& operator&=(Bits o) thread { n &= o.n; return *this; }
+            thread Bits& operator<<=(Bits o) thread { n <<= o.n; return *this; }
+            explicit operator uint() const { return n; }
+            explicit operator float() const { return n / 2.0f; }
+        };
+        """,
+    ),
+    "operators specialised in their struct": Row(
+        "r = Step()(x[i]) + Step()(int(i)) * 10 + Step()(short(i)) * 1000;",
+        -X + (INDEX - 1) * 10 + (INDEX + 1) * 1000,
+        """
+        struct Step {
+            template <typename T> T operator()(T a) { return a + 1; }
+            template <> float operator()(float a) { return -a; }
+            template <> int operator()(int a) { return a - 1; }
         };
         """,
     ),

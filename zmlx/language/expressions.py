@@ -124,8 +124,12 @@ STATEMENTS = {
     ),
     "qualified names": Row(
         "r = metal::precise::exp(0.0f) + fast::cos(0.0f) + metal::max(x[i], 0.0f);"
-        "r += precise::sqrt(4.0f);",
-        2 + np.maximum(X, 0) + 2,
+        "r += precise::sqrt(4.0f);\n"
+        "Sized s; for (short k = 0; k < decltype(s)::size; ++k) r += ::metal::abs(-1.0f);\n"
+        "r += outermost(x[i]);",
+        2 + np.maximum(X, 0) + 2 + 3 + np.abs(X),
+        "struct Sized { static constexpr constant short size = 3; };\n"
+        "inline float outermost(float a) { return ::metal::abs(a); }",
     ),
     "returning early": Row(
         "out[i] = x[i]; if (i % 2) return; out[i] = i;", np.where(INDEX % 2, X, INDEX), stores=True

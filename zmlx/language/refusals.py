@@ -130,6 +130,15 @@ REFUSALS = {
         line=2,
         header=True,
     ),
+    "specialisations with different bodies by address space": Refusal(
+        "template <typename T> struct S {};\n"
+        "template <typename T> struct S<device T*> { enum { id = 1 }; };\n"
+        "template <typename T> struct S<threadgroup T*> { enum { id = 2 }; };",
+        "specialisations of `S` that differ in address space and in their bodies are not "
+        "supported: give them one body",
+        line=3,
+        header=True,
+    ),
     "#if of something unknown": Refusal(
         "#if UNKNOWN(\n#endif", "this #if condition is not an integer constant", line=1, header=True
     ),

@@ -67,8 +67,9 @@ VECTORS = {
         "packed_float3 p = float3(i, 1, 2); p.y += 4; p[2] = 8; float3 v = p; "
         "packed_half2 h = half2(3);\n"
         "packed_uchar4 u = uchar4(1, 2, 3, 4); r = v.x + v.y * 10 + v.z * 100 + h.y;\n"
-        "r += sizeof(packed_float3) * 1000 + u.w + sizeof(u);",
-        INDEX + 50 + 800 + 3 + 12000 + 4 + 4,
+        "r += sizeof(packed_float3) * 1000 + u.w + sizeof(u);\n"
+        "r += dot(float4(p, 1), float4(float2(half2(h)), float2(uchar4(u).xy)));",
+        INDEX * 4 + 50 + 800 + 3 + 12000 + 4 + 4 + 15 + 8 + 2,
     ),
     "in device memory": Row(
         "device float2* p = (device float2*)out; if (i < 4) p[i] = float2(x[2 * i], i);",

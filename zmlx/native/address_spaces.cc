@@ -182,7 +182,7 @@ class Canonical {
   }
 
   std::string types() const {
-    std::string key = head_ + function_.name + "(";
+    std::string key = head_ + function_.name + symbol() + "(";
     for (auto& item : parameters_) {
       size_t end = item.first;
       while (end < item.second && !unit_.tokens[end].is("=")) ++end;
@@ -198,6 +198,13 @@ class Canonical {
   std::string body() const { return text(function_.close + 1, function_.end); }
 
  private:
+  // What follows `operator`: a mark, brackets or a type.
+  std::string symbol() const {
+    size_t i = function_.open;
+    while (i > function_.head && !unit_.tokens[i].is("operator")) --i;
+    return unit_.tokens[i].is("operator") ? text(i + 1, function_.open) : "";
+  }
+
   void number(const std::vector<Range>& items) {
     for (auto& item : items) {
       size_t name = declared_name(unit_, item);
@@ -248,6 +255,35 @@ void merge_overloads(Unit& unit) {
           "are not supported: give them different names");
     }
     for (size_t i = function.head; i <= function.end; ++i) unit.tokens[i].dropped = true;
+  }
+}
+
+void merge_specialisations(Unit& unit) {
+  auto& tokens = unit.tokens;
+  std::map<std::string, Function> first;
+  for (size_t i = 0; i + 2 < tokens.size(); ++i) {
+    if (!tokens[i].is_any({"struct", "class"}) || unit.outline.angle_end(i + 2) == Outline::none) {
+      continue;
+    }
+    Function type;  // no function, but read like one: its brackets are the braces
+    type.name = tokens[i].text + " " + tokens[i + 1].text;
+    type.head = unit.outline.statement_begin(i);
+    type.scope = unit.outline.scope_end(i);
+    size_t brace = unit.outline.angle_end(i + 2) + 1;
+    while (!tokens[brace].is_any({"{", ";"}) && brace + 1 < tokens.size()) ++brace;
+    if (!tokens[brace].is("{")) continue;
+    type.open = type.close = type.body = brace;
+    type.end = unit.outline.statement_end(type.head);
+    Canonical declaration(unit, type);
+    auto [entry, fresh] = first.try_emplace(declaration.types(), type);
+    if (fresh) continue;
+    if (declaration.body() != Canonical(unit, entry->second).body()) {
+      unit.place.refuse(tokens[i].line,
+                        "specialisations of `" + tokens[i + 1].text +
+                            "` that differ in address space and in their bodies are not supported: "
+                            "give them one body");
+    }
+    for (size_t k = type.head; k <= type.end; ++k) tokens[k].dropped = true;
   }
 }
 

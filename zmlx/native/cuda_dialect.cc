@@ -34,9 +34,16 @@ void rewrite_pragmas(Unit& unit) {
 // `::name` is a name of the text's own outermost scope, which is a namespace here.
 void qualify_globals(Unit& unit) {
   auto& tokens = unit.tokens;
+  auto qualifies = [&](size_t i) {  // whether the name that ends at i can stand before `::`
+    size_t opens = unit.outline.partner[i];
+    if (tokens[i].is(">")) return opens != Outline::none;
+    if (tokens[i].is(")")) return opens > 0 && tokens[opens - 1].is("decltype");
+    return tokens[i].kind == Token::word &&
+           !tokens[i].is_any({"return", "else", "do", "case", "const", "constexpr", "typename",
+                              "inline", "static"});
+  };
   for (size_t i = 1; i < tokens.size(); ++i) {
-    bool qualifies = tokens[i - 1].kind == Token::word || tokens[i - 1].is(">");
-    if (tokens[i].is("::") && !qualifies) tokens[i].before += "zk";
+    if (tokens[i].is("::") && !qualifies(i - 1)) tokens[i].before += "zk";
   }
 }
 
@@ -176,6 +183,7 @@ Rewritten cuda_text(
   refuse_recursion(unit);
   mark_flow(unit);
   merge_overloads(unit);
+  merge_specialisations(unit);
   drop_attributes(unit);
   rewrite_pragmas(unit);
   drop_hints(unit);

@@ -174,6 +174,19 @@ void drop_hints(Unit& unit) {
   }
 }
 
+// GCC before 14 takes no explicit specialisation inside a struct. Of an operator, which is called
+// without template arguments, a plain overload is the same.
+void free_specialised_operators(Unit& unit) {
+  auto& tokens = unit.tokens;
+  for (auto& function : unit.outline.functions) {
+    size_t i = function.head;
+    bool specialised = function.name == "operator" && unit.outline.in_type(i) &&
+                       tokens[i].is("template") && tokens[i + 1].is("<") && tokens[i + 2].is(">");
+    if (!specialised) continue;
+    for (size_t k = i; k < i + 3; ++k) tokens[k].dropped = true;
+  }
+}
+
 // Metal's literals are float unless they say otherwise; C++ would compute in double.
 void suffix_literals(Unit& unit) {
   for (auto& token : unit.tokens) {

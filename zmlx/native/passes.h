@@ -44,6 +44,7 @@ void refuse_unsupported(const Unit&);
 void refuse_recursion(const Unit&);
 void drop_attributes(Unit&);
 void drop_hints(Unit&);
+void free_specialised_operators(Unit&);
 void suffix_literals(Unit&);
 void rename_keywords(Unit&);
 void rewrite_swizzles(Unit&);
@@ -54,6 +55,7 @@ void declare_kernel(Unit&);
 // Type of each parameter without address space, name and default, so that declarations compare.
 std::string parameter_types(const Unit&, const Function&);
 void merge_overloads(Unit&);  // those that differ in address space only
+void merge_specialisations(Unit&);  // likewise
 void rewrite_address_spaces(Unit&);
 
 // collectives.cc

@@ -166,8 +166,23 @@ const char* const no_contraction =
     "#if defined(__clang__)\n#pragma clang fp contract(off)\n#else\n"
     "#pragma GCC optimize(\"fp-contract=off\")\n#endif\n";
 
+// MLX puts the kernel right behind the header. A last line of the header that is a directive or ends
+// in a comment would take the kernel's first line with it, on a Mac too.
+void check_header_end(const std::string& text, const std::string& name) {
+  size_t kernel = text.rfind("[[kernel]]");
+  if (kernel == std::string::npos) return;
+  size_t begin = text.rfind('\n', kernel) + 1;  // npos + 1 is 0
+  std::string line = text.substr(begin, kernel - begin);
+  size_t first = line.find_first_not_of(" \t");
+  if (first == std::string::npos) return;
+  if (line[first] != '#' && line.find("//") == std::string::npos) return;
+  throw std::runtime_error("[kernel " + name + "] the header's last line, `" + line.substr(first) +
+                           "`, goes on into the kernel: end the header with a newline");
+}
+
 Unit read_unit(const std::string& metal_text, const Prelude& prelude,
                const RewriteOptions& options) {
+  check_header_end(metal_text, author_name(options.name));
   Tokens raw = tokenize(metal_text);
   size_t start = find_kernel(raw);
   if (start == Outline::none || start + 2 >= raw.size()) {
@@ -203,9 +218,11 @@ Rewritten rewrite(const std::string& metal_text, const RewriteOptions& options) 
   refuse_unsupported(unit);
   refuse_recursion(unit);
   merge_overloads(unit);
+  merge_specialisations(unit);
   drop_attributes(unit);
   drop_hints(unit);
   rewrite_address_spaces(unit);
+  free_specialised_operators(unit);
   suffix_literals(unit);
   rename_keywords(unit);
   rewrite_swizzles(unit);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import mlx.core as mx
@@ -10,7 +11,7 @@ import mlx.nn as mnn
 
 from ..nn import functional as F
 from .capture import Graphs
-from .plans import ActivationPlan, GatePlan, NormPlan, Plan, RopePlan
+from .plans import ActivationPlan, GatePlan, GroupNormPlan, NormPlan, Plan, RopePlan
 from .templates import ACTIVATIONS, GATED, Norm, norms
 from .wiring import UnmatchedError, parameters_of_call, shadow
 
@@ -48,7 +49,11 @@ class Leaves:
         if len(required) != 1:
             return None
         width = next(iter(arrays.values())).shape[0] if arrays else _width_attribute(module)
-        found = self._norm(module, arrays, width) or self._activation(module, arrays, width)
+        found = (
+            self._norm(module, arrays, width)
+            or self._group_norm(module, arrays, width)
+            or self._activation(module, arrays, width)
+        )
         if found is None and (arrays or any("eps" in k for k in vars(module))):
             raise UnmatchedError("its graph equals no norm and no activation")
         return found
@@ -109,6 +114,32 @@ class Leaves:
             verified = self._compare(module, arrays, names, width, template, ("norm", norm, width))
             if verified:
                 return NormPlan("norm", norm.op, width, verified, norm)
+        return None
+
+    def _group_norm(
+        self, module: mnn.Module, arrays: dict[str, mx.array], width: int
+    ) -> Plan | None:
+        """`mlx.nn.GroupNorm` in both of its orders, under any names."""
+        if len(arrays) == 1:
+            return None
+        own = vars(module)
+        counts = [k for k, v in own.items() if type(v) is int and v > 0 and width % v == 0]
+        numbers = [k for k, v in own.items() if isinstance(v, float) and 0 <= v < 1]
+        orders = [tuple(arrays), tuple(arrays)[::-1]] if arrays else [()]
+        for groups, eps, names, interleaved in product(counts, numbers, orders, (True, False)):
+            twin = mnn.GroupNorm(own[groups], width, own[eps], bool(arrays), not interleaved)
+
+            def template(x: mx.array, *given: mx.array, twin: Any = twin) -> Any:
+                twin.update(dict(zip(("weight", "bias"), given, strict=False)))
+                return [twin(x)]
+
+            key = ("group_norm", own[groups], own[eps], names, interleaved, width)
+            verified = self._compare(module, arrays, names, width, template, key)
+            if verified:
+                weight, bias = names or (None, None)
+                return GroupNormPlan(
+                    "norm", "group_norm", width, verified, groups, eps, weight, bias, interleaved
+                )
         return None
 
     def _activation(

@@ -15,8 +15,9 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from .. import kernels
 from ..arguments import INDICES
-from ..choice import Choice, choice
+from ..choice import Choice, choice, use_kernel
 from ..nn import functional as F
 from ..nn.choosing import TYPICAL_ROWS
 from ..nn.dropout import dropped
@@ -90,6 +91,34 @@ class NormPlan(Plan):
         else:
             y = F.layer_norm(x, weight, bias, eps)
         return y.astype(x.dtype) if norm.spelling == "mx.fast in float32" else y
+
+
+@dataclass(frozen=True)
+class GroupNormPlan(Plan):
+    """A module that is a group norm over all axes but the first.
+
+    Attributes:
+        groups, eps: names of the attributes that hold them.
+        weight, bias: names of the parameters, or None.
+        interleaved: whether a group is every `groups`-th channel, as in `mlx.nn.GroupNorm` unless
+            it is PyTorch's.
+    """
+
+    groups: str
+    eps: str
+    weight: str | None
+    bias: str | None
+    interleaved: bool
+
+    def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
+        known = not a and not k and (x.dtype, x.ndim) in self.verified
+        if not known or not use_kernel("group_norm", x):
+            return original(module, x, *a, **k)
+        weight, bias = (None if n is None else module[n] for n in (self.weight, self.bias))
+        return kernels.group_norm(
+            x, getattr(module, self.groups), weight, bias, getattr(module, self.eps),
+            not self.interleaved,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

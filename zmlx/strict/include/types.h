@@ -321,7 +321,7 @@ ZK_BOOLS(4, ZK_WORDS_4, (x, y, z, w), (r, g, b, a))
 bool any(bool);
 bool all(bool);
 
-// `float4(...)`: translate.py writes a constructor of a vector as a call of this.
+// `float4(...)`: translate.py writes a constructor of a vector as a call of `zk_make`.
 template <typename E, typename A>
 constexpr enable_if_t<!zk_shape<A>::vector, E> zk_component(A a) {
   return static_cast<E>(a);
@@ -333,28 +333,40 @@ constexpr enable_if_t<zk_shape<A>::vector, A> zk_component(A a) {
   return a;
 }
 template <typename V>
-constexpr V zk_make() {
+constexpr V zk_made() {
   return V{};
 }
 template <typename V, typename A>
-constexpr enable_if_t<zk_shape<V>::vector && !zk_shape<A>::vector, V> zk_make(A a) {
+constexpr enable_if_t<zk_shape<V>::vector && !zk_shape<A>::vector, V> zk_made(A a) {
   return static_cast<V>(static_cast<typename zk_shape<V>::element>(a));
 }
 template <typename V, typename A>
-constexpr enable_if_t<zk_shape<V>::vector && zk_shape<A>::vector, V> zk_make(A a) {
+constexpr enable_if_t<zk_shape<V>::vector && zk_shape<A>::vector, V> zk_made(A a) {
   static_assert(int(zk_shape<V>::size) == int(zk_shape<A>::size),
                 "a vector constructor must get as many components as the vector has");
   return __builtin_convertvector(a, V);
 }
 template <typename V, typename A, typename B, typename... C>
-constexpr enable_if_t<zk_shape<V>::vector, V> zk_make(A a, B b, C... c) {
+constexpr enable_if_t<zk_shape<V>::vector, V> zk_made(A a, B b, C... c) {
   return V{zk_component<typename zk_shape<V>::element>(a),
            zk_component<typename zk_shape<V>::element>(b),
            zk_component<typename zk_shape<V>::element>(c)...};
 }
 template <typename V, typename A, typename... B>
-constexpr enable_if_t<!zk_shape<V>::vector, V> zk_make(A a, B... b) {
+constexpr enable_if_t<!zk_shape<V>::vector, V> zk_made(A a, B... b) {
   return V(a, b...);
+}
+template <typename T, int N>
+struct packed_vec;
+template <typename A>
+constexpr A zk_unpacked(A a) {
+  return a;
+}
+template <typename T, int N>
+vec<T, N> zk_unpacked(packed_vec<T, N>);
+template <typename V, typename... A>
+constexpr V zk_make(A... a) {
+  return zk_made<V>(zk_unpacked(a)...);
 }
 
 // `c ? a : b`: translate.py has both arms looked at here. A half or bfloat beside another type
