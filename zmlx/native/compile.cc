@@ -221,10 +221,13 @@ std::vector<std::string> compiler_flags(const Compiler& compiler, bool cooperati
   if (compiler.identity.find("Free Software Foundation") == std::string::npos) return flags;
   // Where an integer is divided by zero, g++ would end the process instead of dividing.
   flags.push_back("-fno-isolate-erroneous-paths-dereference");
-  // Passes that took a fifth to two fifths of the time of g++ and made none of 40 kernels measured
-  // faster: threading jumps alone took a quarter of a row kernel's.
+  // Passes that took a tenth (cooperative) to two fifths of the time of g++ and made none of 50
+  // kernels measured faster: threading jumps alone took a quarter of a row kernel's.
   flags.push_back("-fno-thread-jumps");
-  if (!cooperative) {
+  if (cooperative) {
+    flags.insert(flags.end(), {"-fira-region=one", "-fno-ivopts", "-fno-tree-dominator-opts",
+                               "-fno-if-conversion", "-fno-if-conversion2", "-fno-tree-slsr"});
+  } else {
     flags.insert(flags.end(), {"-fno-tree-pre", "-fno-code-hoisting", "-fno-gcse-after-reload",
                                "-fno-cse-follow-jumps", "-fno-rerun-cse-after-loop",
                                "-fno-crossjumping", "-fno-tree-tail-merge", "-fno-split-paths",
