@@ -13,6 +13,9 @@ from .text import Body, unique
 #: Steps that are summed before their sum is added to the total.
 _BLOCK = 64
 
+#: Rows that are folded at a time along columns.
+_ROWS = 8
+
 
 @dataclass(frozen=True)
 class Fold(Pattern):
@@ -210,6 +213,27 @@ class Fold(Pattern):
                 body.open("} else")
         body.close()
 
+    def _columns_together(self, body: Body, stop: str, suffix: str) -> None:
+        """Some rows at a time, whose states are loaded and stored once."""
+        monoid, types = self.monoid, self.monoid.types(self.type)
+        body.open(f"for (; width_ == N && {stop} - i_ >= {_ROWS}; i_ += {_ROWS})")
+        body.add("auto x_in_rows = x_in_first + size_t(i_) * D;", "const size_t apart_ = D;")
+        body.open("for (uint n_ = 0; n_ < N; ++n_)")
+        for name, type_ in types.items():
+            body.add(f"{type_} {name} = {name}{suffix}[n_];")
+        body.open(f"for (uint r_ = 0; r_ < {_ROWS}; ++r_)")
+        if monoid.step:
+            body.add(monoid.step.replace("++steps_", "steps_ + r_ + 1"))
+        other = self._load(body, "rows[r_ * apart_ + n_]", "(i_ + r_)")
+        add_merge(body, monoid, names_of(monoid, lambda n: n), other, quick=True)
+        body.close()
+        for name in types:
+            body.add(f"{name}{suffix}[n_] = {name};")
+        body.close()
+        if monoid.step:
+            body.add(f"steps_ += {_ROWS};")
+        body.close()
+
     # ---- both -----------------------------------------------------------------------------------
 
     @property
@@ -267,7 +291,13 @@ class Fold(Pattern):
             first, stop = "b_", "end_"
         if monoid.step and not self.merges:
             body.add("uint steps_ = 0;")
-        body.open(f"for (uint i_ = {first}; i_ < {stop}; i_ += {step})")
+        start = f"uint i_ = {first}"
+        # Not of comparisons, of which g++ makes no vectors in a row.
+        if self.columns and not self.merges and (monoid.blocked or monoid.step):
+            body.add(f"{start};")
+            self._columns_together(body, stop, "_part" if plain else "_block")
+            start = ""
+        body.open(f"for ({start}; i_ < {stop}; i_ += {step})")
         if monoid.step and not self.merges:
             body.add(monoid.step)
         take(body, "_part" if plain else "_block")

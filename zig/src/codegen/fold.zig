@@ -78,6 +78,9 @@ pub fn axisConstants(columns: bool) []const []const u8 {
         &.{ "rows", "D", "parts", "chunk" };
 }
 
+/// Rows that are folded at a time along columns.
+const together = 8;
+
 const Writer = struct {
     p: Fold,
     m: Monoid,
@@ -259,6 +262,30 @@ const Writer = struct {
         try body.close();
     }
 
+    /// Some rows at a time, whose states are loaded and stored once.
+    fn columnsTogether(w: *Writer, stop: []const u8, suffix: []const u8) Error!void {
+        const body = &w.body;
+        try body.open("for (; width_ == N && {s} - i_ >= {d}; i_ += {d})", .{ stop, together, together });
+        try body.add("auto x_in_rows = x_in_first + size_t(i_) * D;", .{});
+        try body.add("const size_t apart_ = D;", .{});
+        try body.open("for (uint n_ = 0; n_ < N; ++n_)", .{});
+        for (w.m.states, 0..) |s, i| {
+            try body.add("{s} {s} = {s}{s}[n_];", .{ w.typeOf(i), s.name, s.name, suffix });
+        }
+        try body.open("for (uint r_ = 0; r_ < {d}; ++r_)", .{together});
+        if (w.m.step.len > 0) {
+            const step = try std.mem.replaceOwned(u8, body.arena, w.m.step, "++steps_", "steps_ + r_ + 1");
+            try body.add("{s}", .{step});
+        }
+        const other = try w.load("rows[r_ * apart_ + n_]", "(i_ + r_)");
+        try w.merge(try w.spell("", ""), other, true);
+        try body.close();
+        for (w.m.states) |s| try body.add("{s}{s}[n_] = {s};", .{ s.name, suffix, s.name });
+        try body.close();
+        if (w.m.step.len > 0) try body.add("steps_ += {d};", .{together});
+        try body.close();
+    }
+
     // ---- both -----------------------------------------------------------------------------------
 
     /// Declares the element at `place`, and gives its state.
@@ -334,7 +361,13 @@ const Writer = struct {
             stop = "end_";
         }
         if (counts) try body.add("uint steps_ = 0;", .{});
-        try body.open("for (uint i_ = {s}; i_ < {s}; i_ += {s})", .{ first, stop, step });
+        if (w.p.columns and !w.p.merges and (w.m.blocked or w.m.step.len > 0)) {
+            try body.add("uint i_ = {s};", .{first});
+            try w.columnsTogether(stop, if (plain) "_part" else "_block");
+            try body.open("for (; i_ < {s}; i_ += {s})", .{ stop, step });
+        } else {
+            try body.open("for (uint i_ = {s}; i_ < {s}; i_ += {s})", .{ first, stop, step });
+        }
         if (counts) try body.add("{s}", .{w.m.step});
         try take(w, if (plain) "_part" else "_block");
         try body.close();
