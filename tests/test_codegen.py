@@ -72,6 +72,18 @@ def test_a_walk_loads_only_what_it_reaches():
     assert "w_in[j]" in second
 
 
+def test_the_last_of_several_walks_asks_for_the_next_row():
+    total = Pass((Reduce("total", "sum", "x"),))
+    spread = Pass((Reduce("spread", "sum", "x - total"),))
+    hint = "ZMLX_PREFETCH_FAR(x_in_row + D + i_ + p_);"
+    mapped = Rowwise((Operand("x"),), (Output("y", "x - total"),), (total,)).source()
+    assert mapped.count(hint) == 1
+    assert mapped.index(hint) > mapped.index("const float total")
+    folded = (Output("y", "spread", "per_row"),)
+    assert Rowwise((Operand("x"),), folded, (total, spread)).source().count(hint) == 1
+    assert hint not in Rowwise((Operand("x"),), folded, (spread,)).source()
+
+
 def test_parts_of_one_array_share_its_pointer():
     pattern = Rowwise(
         inputs=(
