@@ -227,10 +227,12 @@ def _from_cache(
     rows = max(1, case.lead[0] * (cache // 4) // size)
     small = replace(case, lead=(rows, *case.lead[1:]))
     problem, outputs = pose(op, small, dtype)
+    moved = work(op, small, problem.values, outputs, mode).bytes
+    if moved > cache:  # one row is too much
+        return None
     run = mlx_ways(problem, mode, (ZMLX,))[ZMLX]().variant
     try:
         seconds = [run.seconds(lambda: None) for _ in range(_CACHED_CALLS)]
     except ValueError:  # other sizes of the case follow its rows
         return None
-    moved = work(op, small, problem.values, outputs, mode).bytes
     return moved / summary(seconds).median
