@@ -268,6 +268,42 @@ def test_what_only_looks_like_a_norm_is_skipped_with_a_reason(cls):
     ]
 
 
+class ByHand(mnn.Module):
+    """A norm in float32, its weight too."""
+
+    def __init__(self, centred, square, over):
+        super().__init__()
+        self.scale, self.eps = mx.random.uniform(0.5, 2, (24,), key=mx.random.key(3)), 1e-6
+        self.centred, self.square, self.over = centred, square, over
+
+    def __call__(self, x):
+        y = x.astype(mx.float32)
+        y = y - mx.mean(y, axis=-1, keepdims=True) if self.centred else y
+        v = mx.mean(self.square(y), -1, keepdims=True) + self.eps
+        y = y / mx.sqrt(v) if self.over else y * mx.rsqrt(v)
+        return (y * self.scale.astype(mx.float32)).astype(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.parametrize("over", [False, True], ids=["rsqrt", "divided"])
+@pytest.mark.parametrize(
+    "square", [mx.square, lambda y: y * y, lambda y: y**2], ids=["square", "product", "power"]
+)
+@pytest.mark.parametrize("centred", [False, True], ids=["rms", "layer"])
+def test_norms_by_hand_with_the_weight_in_float32_are_replaced(centred, square, over, dtype):
+    """To one rounding of the output: the sums differ in order."""
+    model = mnn.Sequential(ByHand(centred, square, over))
+    model.layers[0].scale = model.layers[0].scale.astype(dtype)
+    x = mx.random.normal((2, 5, 24), key=mx.random.key(4)).astype(dtype)
+    before = model(x)
+    report = zmlx.patch(model)
+    assert [r.op for r in report.replaced] == ["layer_norm" if centred else "rms_norm"]
+    after = model(x)
+    assert after.dtype == before.dtype
+    eps = EPS.get(dtype, 2.0**-21)
+    assert mx.allclose(after, before, rtol=eps, atol=eps).item()
+
+
 class Renamed(mnn.Module):
     """PyTorch's group norm by hand, under other names."""
 

@@ -101,6 +101,10 @@ class Leaves:
         return RopePlan("rope", "rope", module.dims, frozenset(verified), freqs)
 
     def _norm(self, module: mnn.Module, arrays: dict[str, mx.array], width: int) -> Plan | None:
+        """Spellings that differ in their casts alone are the same in float32: one that holds in
+        the module's own dtype comes first."""
+        own_dtype = next((a.dtype for a in arrays.values() if a.dtype in FLOATS), mx.float32)
+        found = None
         for norm in norms(module):
             names = [n for n in (norm.weight, norm.bias) if n is not None]
 
@@ -113,8 +117,11 @@ class Leaves:
 
             verified = self._compare(module, arrays, names, width, template, ("norm", norm, width))
             if verified:
-                return NormPlan("norm", norm.op, width, verified, norm)
-        return None
+                plan = NormPlan("norm", norm.op, width, verified, norm)
+                if any(dtype == own_dtype for dtype, _ in verified):
+                    return plan
+                found = found or plan
+        return found
 
     def _group_norm(
         self, module: mnn.Module, arrays: dict[str, mx.array], width: int

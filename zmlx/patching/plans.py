@@ -23,7 +23,7 @@ from ..nn.choosing import TYPICAL_ROWS
 from ..nn.dropout import dropped
 from ..nn.expert_rows import Experts, combined, each
 from .routing import Routing
-from .templates import Norm
+from .templates import OF_X, Norm
 from .wiring import Given, child_of
 
 Verified = frozenset[tuple[mx.Dtype, int]]
@@ -90,7 +90,7 @@ class NormPlan(Plan):
             y = F.rms_norm(x, weight, eps)
         else:
             y = F.layer_norm(x, weight, bias, eps)
-        return y.astype(x.dtype) if norm.spelling == "mx.fast in float32" else y
+        return y.astype(x.dtype) if norm.spelling in OF_X else y
 
 
 @dataclass(frozen=True)

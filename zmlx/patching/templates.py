@@ -87,12 +87,44 @@ def _by_hand_in_dtype(op: str, x: mx.array, w: Any, b: Any, eps: float) -> mx.ar
     return y if b is None else y + b
 
 
+def _all_in_float32(square: Function, over: bool) -> Callable[..., mx.array]:
+    """By hand, weight and bias included, cast in the end; `over`: divided by a root."""
+
+    def spelled(op: str, x: mx.array, w: Any, b: Any, eps: float) -> mx.array:
+        y = x.astype(mx.float32)
+        if op == "layer_norm":
+            y = y - y.mean(axis=-1, keepdims=True)
+        variance = square(y).mean(axis=-1, keepdims=True) + eps
+        y = y / mx.sqrt(variance) if over else y * mx.rsqrt(variance)
+        y = y if w is None else y * w.astype(mx.float32)
+        y = y if b is None else y + b.astype(mx.float32)
+        return y.astype(x.dtype)
+
+    return spelled
+
+
+_SQUARES: dict[str, Function] = {
+    "x²": mx.square,
+    "x·x": lambda x: x * x,
+    "x**2": lambda x: x**2,
+}
+
+#: Spellings that return the dtype of x whatever that of the parameters.
+OF_X = {
+    "mx.fast in float32": _fast_float32,
+    **{
+        f"by hand, all in float32, {name}{', divided' if over else ''}": _all_in_float32(f, over)
+        for name, f in _SQUARES.items()
+        for over in (False, True)
+    },
+}
+
 _SPELLINGS: dict[str, Callable[..., mx.array]] = {
     "mx.fast": _fast,
-    "mx.fast in float32": _fast_float32,
     "mx.fast, weight after": _weight_after,
     "by hand in float32": _by_hand,
     "by hand": _by_hand_in_dtype,
+    **OF_X,
 }
 
 
