@@ -221,8 +221,8 @@ std::vector<std::string> compiler_flags(const Compiler& compiler, bool cooperati
   if (compiler.identity.find("Free Software Foundation") == std::string::npos) return flags;
   // Where an integer is divided by zero, g++ would end the process instead of dividing.
   flags.push_back("-fno-isolate-erroneous-paths-dereference");
-  // Passes that took a tenth (cooperative) to two fifths of the time of g++ and made none of 50
-  // kernels measured faster: threading jumps alone took a quarter of a row kernel's.
+  // Passes that took a sixth of the time of g++ on average (a tenth in cooperative groups) and made
+  // none of 50 kernels measured faster; threading jumps alone took a quarter of a row kernel's.
   flags.push_back("-fno-thread-jumps");
   if (cooperative) {
     flags.insert(flags.end(), {"-fira-region=one", "-fno-ivopts", "-fno-tree-dominator-opts",
