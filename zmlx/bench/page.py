@@ -46,7 +46,7 @@ HOW = """\
 - **mlx** is the op's reference in plain MLX, **mlx compile** `mx.compile` of it (for *both* and
   *backward* of outputs and gradients together), **mlx built-in** MLX's own op (`mx.fast.rms_norm`,
   `mx.softmax`, …), **torch** and **torch compile** the same expression in PyTorch, with as many
-  threads as zmlx.
+  threads as zmlx. **zmlx unfused** is an op's parts by zmlx, one after the other.
 - **Pages are kept**, for everyone: MLX's cache limit is raised to {cache_limit} and glibc is told
   to hold on to freed memory. With the defaults, each call would map and unmap its large arrays and
   mostly measure page faults.
@@ -57,8 +57,9 @@ HOW = """\
   the allocator are as they come. *patched* is `zmlx.patch(model, mode="training")`, `zmlx.lm_loss`
   and `zmlx.optimizers.AdamW`; the other ways are mlx-lm's loss and MLX's AdamW. The small
   vocabulary leaves the time to the layers; with the large one the logits are the worst moment.
-- **Results agree**: before it is timed, each way is compared with the reference in float32. What is
-  off by more than rounding explains is said under the table.
+- **Results agree**: before it is timed, each way is compared with the reference in float32, and
+  where one differs by more than rounding explains, all of them with the reference in float64. What
+  is off by that is said under the table.
 """
 
 
