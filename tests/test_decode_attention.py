@@ -128,7 +128,9 @@ def test_lanes_in_registers_equal_lanes_in_loops(dtype):
         output_names=["registers", "looped"],
         source=each.replace("NAME", "zmlx").replace("out", "registers")
         + each.replace("NAME", "loop").replace("out", "looped"),
-        header=LANES + "const constant int found = ZMLX_LANES;\n" + loops.replace("zmlx_", "loop_"),
+        header=LANES
+        + "const constant int found = ZMLX_FLOATS;\n"
+        + loops.replace("zmlx_", "loop_"),
     )
     rng = np.random.default_rng(0)
     a = mx.array(rng.standard_normal(20) * 50).astype(dtype)

@@ -31,21 +31,21 @@ LENGTHS = (8, launch.LONGEST_KEPT_ROW + 1)
 
 def kernels() -> Iterator[tuple[str, PatternKernel]]:
     """Each kernel under "op+given/part", where `given` are the optional arguments of the call. What
-    the CPU launches instead in half precision is under "op+given@half/part"."""
+    the CPU launches instead of a GPU's is under "op+given@cpu/part"."""
     found: dict[str, PatternKernel] = {}
     for name, optional in OPS.items():
         for count in range(len(optional) + 1):
             for given in combinations(optional, count):
                 for length in LENGTHS:
-                    for dtype in (mx.float32, mx.float16):
-                        for kernel in _launched(registry.get(name), given, length, dtype):
+                    for target in ("metal", "cpu"):
+                        for kernel in _launched(registry.get(name), given, length, target):
                             if kernel.name != name:
                                 continue
                             part = kernel.spec.name.partition("__")[2] or "forward"
                             key = name + "".join(f"+{n}" for n in given)
                             if found.get(f"{key}/{part}", kernel) is not kernel:
-                                assert dtype != mx.float32
-                                key += "@half"
+                                assert target == "cpu"
+                                key += "@cpu"
                             assert found.setdefault(f"{key}/{part}", kernel) is kernel, key
     found["sum_chunks"] = autograd._CHUNK_SUM
     found["loss_sum"] = loss_reductions._SUM
@@ -55,7 +55,7 @@ def kernels() -> Iterator[tuple[str, PatternKernel]]:
 
 
 def _launched(
-    op: registry.Op, given: tuple[str, ...], length: int, dtype: mx.Dtype
+    op: registry.Op, given: tuple[str, ...], length: int, target: str
 ) -> list[PatternKernel]:
     """What the op and its gradients launch, without compiling anything."""
     launched: list[PatternKernel] = []
@@ -75,7 +75,7 @@ def _launched(
     arrays = []
     for a in arguments:
         sizes = [factor * length if factor else 2 for factor, _ in dimensions(a.shape)]
-        arrays.append(mx.zeros(sizes, dtype if dtype in a.dtypes else a.dtypes[0]))
+        arrays.append(mx.zeros(sizes, a.dtypes[0]))
     wanted = [i for i, a in enumerate(arguments) if a.differentiable]
 
     def function(*some: mx.array) -> Any:
@@ -86,7 +86,7 @@ def _launched(
 
     def run(tracing: int, body: Callable[[], Any]) -> Any:
         with (
-            launch.target("cpu"),
+            launch.target(target),
             mock.patch("zmlx.targets.cpu.run", return_value=None),
             mock.patch.object(PatternKernel, "_prepare", prepare),
             mock.patch.object(metal, "call", call),

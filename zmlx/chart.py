@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-PALETTE = ("#7f7f7f", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+PALETTE = ("#7f7f7f", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442")
 """Line colours, told apart with common forms of colour blindness (Okabe and Ito, 2008)."""
 
 _PANEL_WIDTH, _PANEL_HEIGHT = 420, 260

@@ -97,7 +97,8 @@ PIECES = [
 ]
 PIECES += ["\n#define A(", "\n#if ", "\n#endif\n", "\n#else\n", "\\\n", "\r\n"]
 WHERE = re.compile(r"\[kernel \w+\] (line \d+ of the (source|header)|the end of the source"
-                   r"|the kernel's signature): |.* the header opens a comment")  # fmt: skip
+                   r"|the kernel's signature): |.* the header opens a comment"
+                   r"|.* the header's last line, ", re.DOTALL)  # fmt: skip
 
 
 def damaged(text: str, rng: random.Random) -> str:

@@ -1,6 +1,6 @@
 """What one thread decodes with: N floats side by side as one value, and products written with it.
 
-On the CPU a `zmlx_lanes<N>` is a vector register (`native/prelude/lanes.h`), which loops over
+On the CPU a `zmlx_floats<N>` is a vector register (`native/prelude/lanes.h`), which loops over
 arrays would leave to chance: g++ 12 stores their sums at every step and widens 16 bytes in ten
 instructions. Packed values are therefore taken from words of 32 bits, which are as wide as floats:
 lane u of a step has value `place` of word u, and all lanes share one shift. A GPU compiles the same
@@ -12,15 +12,15 @@ from __future__ import annotations
 LANES = """\
 
 // N floats side by side; the CPU target has them in a vector register.
-#ifndef ZMLX_LANES
+#ifndef ZMLX_FLOATS
 template <int N>
-struct zmlx_lanes {
+struct zmlx_floats {
     float x[N];
 };
 
 template <int N, typename P>
-inline zmlx_lanes<N> zmlx_read(P p) {
-    zmlx_lanes<N> lanes;
+inline zmlx_floats<N> zmlx_read(P p) {
+    zmlx_floats<N> lanes;
     for (int u = 0; u < N; ++u) {
         lanes.x[u] = float(p[u]);
     }
@@ -28,15 +28,15 @@ inline zmlx_lanes<N> zmlx_read(P p) {
 }
 
 template <int N>
-inline void zmlx_write(thread float* p, zmlx_lanes<N> lanes) {
+inline void zmlx_write(thread float* p, zmlx_floats<N> lanes) {
     for (int u = 0; u < N; ++u) {
         p[u] = lanes.x[u];
     }
 }
 
 template <int N>
-inline zmlx_lanes<N> zmlx_splat(float x) {
-    zmlx_lanes<N> lanes;
+inline zmlx_floats<N> zmlx_splat(float x) {
+    zmlx_floats<N> lanes;
     for (int u = 0; u < N; ++u) {
         lanes.x[u] = x;
     }
@@ -44,7 +44,7 @@ inline zmlx_lanes<N> zmlx_splat(float x) {
 }
 
 template <int N>
-inline zmlx_lanes<N> zmlx_fma(zmlx_lanes<N> a, zmlx_lanes<N> b, zmlx_lanes<N> c) {
+inline zmlx_floats<N> zmlx_fma(zmlx_floats<N> a, zmlx_floats<N> b, zmlx_floats<N> c) {
     for (int u = 0; u < N; ++u) {
         c.x[u] = fma(a.x[u], b.x[u], c.x[u]);
     }
@@ -53,8 +53,8 @@ inline zmlx_lanes<N> zmlx_fma(zmlx_lanes<N> a, zmlx_lanes<N> b, zmlx_lanes<N> c)
 
 // Of each of N words of 32 bits from p on, as they lie in memory: its value `place` of BITS bits.
 template <int BITS, int N, typename P>
-inline zmlx_lanes<N> zmlx_codes(P p, int place) {
-    zmlx_lanes<N> lanes;
+inline zmlx_floats<N> zmlx_codes(P p, int place) {
+    zmlx_floats<N> lanes;
     const int bit = BITS * place;
     for (int u = 0; u < N; ++u) {
         lanes.x[u] = float(int(p[4 * u + bit / 8]) >> bit % 8 & ((1 << BITS) - 1));
@@ -74,7 +74,7 @@ template <int W, int SIZE, int LINE, typename P>
 struct zmlx_numbers {
     P values;
     thread size_t* rows;
-    zmlx_lanes<W> at(int key, int e) const {
+    zmlx_floats<W> at(int key, int e) const {
         return zmlx_read<W>(values + rows[key] + e * W);
     }
     void ask(int key, int part, int parts) const {
@@ -98,10 +98,10 @@ struct zmlx_packed {
     thread size_t* rows;
     thread float* scales;
     thread float* biases;
-    zmlx_lanes<W> at(int key, int e) const {
+    zmlx_floats<W> at(int key, int e) const {
         constexpr int PLACES = 32 / BITS;
         const int word = e / PLACES * W;
-        const zmlx_lanes<W> codes =
+        const zmlx_floats<W> codes =
             zmlx_codes<BITS, W>(values + rows[key] * SIZE + 4 * word, e % PLACES);
         if (PER % W != 0) {
             const int spot = key * (SIZE / 4) + word;
@@ -206,13 +206,13 @@ template <int ROWS, int KEYS, int STEPS, int W, typename C, typename Q>
 inline void zmlx_dots(thread float* part, thread float* own, C cache, Q soon) {
     for (int key = 0; key < KEYS; ++key) {
         soon.ask(key, 0, 1);
-        zmlx_lanes<W> sums[ROWS];
+        zmlx_floats<W> sums[ROWS];
         ZMLX_UNROLL
         for (int r = 0; r < ROWS; ++r) {
             sums[r] = zmlx_splat<W>(0.0f);
         }
         for (int e = 0; e < STEPS; ++e) {
-            const zmlx_lanes<W> x = cache.at(key, e);
+            const zmlx_floats<W> x = cache.at(key, e);
             ZMLX_UNROLL
             for (int r = 0; r < ROWS; ++r) {
                 sums[r] = zmlx_fma<W>(zmlx_read<W>(own + (r * STEPS + e) * W), x, sums[r]);
@@ -229,7 +229,7 @@ inline void zmlx_dots(thread float* part, thread float* own, C cache, Q soon) {
 template <int ROWS, int KEYS, int STEPS, int W, int BLOCK, typename C, typename Q>
 inline void zmlx_weigh(
     thread float* o, thread float* s, int step, int count, C cache, Q soon) {
-    zmlx_lanes<W> sums[ROWS][BLOCK];
+    zmlx_floats<W> sums[ROWS][BLOCK];
     ZMLX_UNROLL
     for (int r = 0; r < ROWS; ++r) {
         ZMLX_UNROLL
@@ -239,14 +239,14 @@ inline void zmlx_weigh(
     }
     for (int key = 0; key < count; ++key) {
         soon.ask(key, step / BLOCK, STEPS / BLOCK);
-        zmlx_lanes<W> x[BLOCK];
+        zmlx_floats<W> x[BLOCK];
         ZMLX_UNROLL
         for (int b = 0; b < BLOCK; ++b) {
             x[b] = cache.at(key, step + b);
         }
         ZMLX_UNROLL
         for (int r = 0; r < ROWS; ++r) {
-            const zmlx_lanes<W> p = zmlx_splat<W>(s[r * KEYS + key]);
+            const zmlx_floats<W> p = zmlx_splat<W>(s[r * KEYS + key]);
             ZMLX_UNROLL
             for (int b = 0; b < BLOCK; ++b) {
                 sums[r][b] = zmlx_fma<W>(p, x[b], sums[r][b]);

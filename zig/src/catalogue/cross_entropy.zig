@@ -44,7 +44,7 @@ pub fn crossEntropy(
     try table.check("cross_entropy", &.{ logits, targets, null });
     const ignore = try ignored(options);
     defer ignore.deinit();
-    const rows = try context.one(entropy(logits, "forward"), &.{ logits, targets, ignore });
+    const rows = try context.one(entropy("forward"), &.{ logits, targets, ignore });
     defer rows.deinit();
     return reduced(context, rows, logits, targets, ignore, options);
 }
@@ -59,7 +59,7 @@ pub fn crossEntropyTraining(
     const ignore = try ignored(options);
     defer ignore.deinit();
     var outputs: [2]Array = undefined;
-    try context.run(entropy(logits, "training"), &.{ logits, targets, ignore }, &outputs);
+    try context.run(entropy("training"), &.{ logits, targets, ignore }, &outputs);
     defer outputs[0].deinit();
     errdefer outputs[1].deinit();
     return .{
@@ -68,10 +68,10 @@ pub fn crossEntropyTraining(
     };
 }
 
-/// The kernel for these logits: on the CPU another one is faster in half precision.
-fn entropy(logits: Array, part: []const u8) *const PatternKernel {
-    const half = arrays.target() == .cpu and logits.dtype() != .float32;
-    return table.variant(if (half) "cross_entropy@half" else "cross_entropy", &.{}, part);
+/// The kernel of this target: on the CPU another one is faster.
+fn entropy(part: []const u8) *const PatternKernel {
+    const cpu = arrays.target() == .cpu;
+    return table.variant(if (cpu) "cross_entropy@cpu" else "cross_entropy", &.{}, part);
 }
 
 /// 1 for each row that counts, else 0, as one list.
@@ -128,7 +128,7 @@ pub fn crossEntropyBackward(
     const none = try Array.zeros(.float32, lead);
     defer none.deinit();
     return context.one(
-        entropy(logits, "dlogits"),
+        entropy("dlogits"),
         &.{ logits, targets, ignore, loss.lse, rows, none },
     );
 }

@@ -1,2 +1,2 @@
 // section lanes
-// ZMLX_LANES is not defined here: a kernel has loops of its own in its place.
+// ZMLX_FLOATS is not defined here: a kernel has loops of its own in its place.
