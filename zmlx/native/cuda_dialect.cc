@@ -188,6 +188,7 @@ Rewritten cuda_text(
   rewrite_pragmas(unit);
   drop_hints(unit);
   rewrite_address_spaces(unit);
+  free_specialised_operators(unit);
   suffix_literals(unit);
   rename_keywords(unit);
   qualify_globals(unit);
