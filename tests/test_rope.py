@@ -224,16 +224,24 @@ def appended(k, v, k_cache, v_cache, offsets, layout="BHLD"):
     return keys, values
 
 
-@pytest.mark.parametrize("geometry", ["cpu", "gpu"])
-@pytest.mark.parametrize("layout", ["BHLD", "BLHD"])
-@pytest.mark.parametrize("offsets", [[7, 7, 7], [0, 295, 77]])
-def test_new_steps_are_written_and_old_ones_kept(offsets, layout, geometry):
+def to_append(offsets, layout):
+    """k, v and q of 5 steps, caches with room for 300, and where the steps go: one number where
+    all three batches start alike."""
+
     def shape(heads, steps, d):
         return (3, heads, steps, d) if layout == "BHLD" else (3, steps, heads, d)
 
     k, v, q = normal(*shape(2, 5, 16)), normal(*shape(2, 5, 6)), normal(*shape(4, 5, 16))
     caches = normal(*shape(2, 300, 16)), normal(*shape(2, 300, 6), seed=1)
     offset = offsets[0] if offsets[0] == offsets[1] else mx.array(offsets)
+    return k, v, q, caches, offset
+
+
+@pytest.mark.parametrize("geometry", ["cpu", "gpu"])
+@pytest.mark.parametrize("layout", ["BHLD", "BLHD"])
+@pytest.mark.parametrize("offsets", [[7, 7, 7], [0, 295, 77]])
+def test_new_steps_are_written_and_old_ones_kept(offsets, layout, geometry):
+    k, v, q, caches, offset = to_append(offsets, layout)
     with launch.geometry(geometry):
         got = rope_append(k, v, *caches, offset, q=q, layout=layout)
     want = appended(k, v, *caches, offsets, layout)
@@ -247,13 +255,7 @@ def test_new_steps_are_written_and_old_ones_kept(offsets, layout, geometry):
 @pytest.mark.parametrize("offsets", [[7, 7, 7], [0, 295, 77]])
 def test_gradients_of_appending_are_those_of_writing_rows(offsets, layout, geometry):
     """Rows turn back by the same angles, and positions that were written pass nothing on."""
-
-    def shape(heads, steps, d):
-        return (3, heads, steps, d) if layout == "BHLD" else (3, steps, heads, d)
-
-    k, v, q = normal(*shape(2, 5, 16)), normal(*shape(2, 5, 6)), normal(*shape(4, 5, 16))
-    caches = normal(*shape(2, 300, 16)), normal(*shape(2, 300, 6), seed=1)
-    offset = offsets[0] if offsets[0] == offsets[1] else mx.array(offsets)
+    k, v, q, caches, offset = to_append(offsets, layout)
     cotangents = [normal(*a.shape, seed=2) for a in (*caches, q)]
 
     def append(k, v, k_cache, v_cache, q):
