@@ -1,5 +1,6 @@
-// The memory bandwidth that a result is held against. Threads take blocks of 1 MiB until none is
-// left; time runs from the moment when all threads stand ready until the last one is done.
+// The memory bandwidth and the arithmetic that a result is held against. Threads take blocks (of
+// 1 MiB, or as many steps of arithmetic as that has lines) until none is left; time runs from the
+// moment when all threads stand ready until the last one is done.
 
 #include <pthread.h>
 #include <sched.h>
@@ -9,10 +10,11 @@
 #include <xmmintrin.h>
 #endif
 
-enum { COPY, NON_TEMPORAL, READ };
+enum { COPY, NON_TEMPORAL, READ, FMA };
 
 typedef float line __attribute__((vector_size(64)));  // 64 bytes: one cache line
 enum { BLOCK = (1 << 20) / sizeof(line) };
+enum { SUMS = 12 };  // enough to hide the latency of an addition
 
 struct job {
   int kind;
@@ -54,6 +56,21 @@ static void read_all(const line* from, size_t n) {
   (void)sink;
 }
 
+// 2 * SUMS * 16 operations a step, in registers.
+static void multiply_add(size_t steps) {
+  volatile float given = 0.5f;  // the compiler may not know that all sums are the same
+  line sum[SUMS];
+  line factor = (line){0} + given, addend = factor;
+  for (int k = 0; k < SUMS; ++k) sum[k] = (line){0} + given;
+  for (size_t i = 0; i < steps; ++i) {
+    ONE_BY_ONE(i);
+    for (int k = 0; k < SUMS; ++k) sum[k] = sum[k] * factor + addend;
+  }
+  for (int k = 1; k < SUMS; ++k) sum[0] += sum[k];
+  volatile float sink = sum[0][0];
+  (void)sink;
+}
+
 static void take_blocks(struct job* job) {
   for (;;) {
     size_t begin = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED) * BLOCK;
@@ -62,6 +79,7 @@ static void take_blocks(struct job* job) {
     if (job->kind == COPY) copy(job->to + begin, job->from + begin, n);
     if (job->kind == NON_TEMPORAL) copy_non_temporal(job->to + begin, job->from + begin, n);
     if (job->kind == READ) read_all(job->from + begin, n);
+    if (job->kind == FMA) multiply_add(n);
   }
 }
 
@@ -84,8 +102,9 @@ static double now(void) {
   return t.tv_sec + 1e-9 * t.tv_nsec;
 }
 
-// Walks `lines` cache lines with up to 64 threads; returns seconds, or -1 where a thread cannot
-// start. Both pointers are aligned to 64 bytes.
+// Walks `lines` cache lines (FMA: takes as many steps) with up to 64 threads; returns seconds, or -1 where a thread cannot
+// start. Both pointers are aligned to 64 bytes; FMA does not
+// use them.
 double zmlx_anchor(int kind, void* to, const void* from, size_t lines, int threads) {
   struct job job = {kind, threads, to, from, lines, 0, 0, 0, 0};
   pthread_t ids[64];

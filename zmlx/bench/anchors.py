@@ -1,16 +1,18 @@
 """What a result is held against, measured in the rounds of the result: the machine's memory
-bandwidth, and a matrix product.
+bandwidth, and for an op that counts operations a matrix product and the machine's arithmetic.
 
     copy            y[i] = x[i] with ordinary stores, over two arrays of 4 times the last-level
                     cache each, by as many threads as zmlx uses; bytes read and bytes written
     non-temporal    the same with stores that go past the caches (x86)
     read            a sum of one of the arrays
-    matmul          a square product in MLX, with the BLAS that every variant uses
+    matmul          a square product in MLX, with the BLAS that every variant uses; on a CPU in
+                    float32, which half precision is computed in, too
+    fma             float32 multiplied and added in vector registers, by as many threads
 
 The loops are C and not kernels of zmlx: a slow thread pool would otherwise lower the copy that it
 is measured against. On a GPU the copy is a kernel, since nothing else reaches the device, and the
-other two do not exist. The arrays come from MLX's allocator, so that their pages are of the same
-kind as those of the results.
+others do not exist but for the product. The arrays come from MLX's allocator, so that their pages
+are of the same kind as those of the results.
 """
 
 from __future__ import annotations
@@ -40,7 +42,11 @@ _UNKNOWN_CACHE = 32 << 20
 
 _LINE = 64
 _KINDS = ("copy", "non-temporal", "read")
+_FMA = 3
+#: Those that only tell what is too fast take part in every fourth round.
+_GUARD = 4
 _MATMUL = 2048
+_STEPS = 1 << 22
 
 
 def last_level_cache() -> int:
@@ -101,11 +107,30 @@ class Anchors:
     def variants(self) -> list[Variant]:
         """The bandwidth anchors, to be measured with the others."""
         if self._on_gpu:
-            return [Variant("copy", lambda _: self._copy_on_gpu())]
+            return [Variant("copy", lambda _: self._copy_on_gpu(), anchor=True)]
         return [
-            Variant(kind, self._walker(number), self_timed=True)
+            Variant(
+                kind,
+                self._walker(number, self._bytes),
+                self_timed=True,
+                anchor=True,
+                every=1 if kind == "copy" else _GUARD,
+            )
             for number, kind in enumerate(_KINDS)
         ]
+
+    def arithmetic(self, dtype: mx.Dtype) -> list[Variant]:
+        """The anchors of an op that counts operations in this dtype."""
+        if self._on_gpu:
+            return [matmul_variant(dtype)]
+        fma = Variant(
+            "fma",
+            self._walker(_FMA, _STEPS * _LINE),
+            self_timed=True,
+            anchor=True,
+            every=_GUARD,
+        )
+        return [matmul_variant(mx.float32), fma]
 
     def fill_caches(self) -> None:
         """Puts other data into the caches: a copy that touches twice their size."""
@@ -114,8 +139,8 @@ class Anchors:
         else:
             self._walk(0, self.cache)
 
-    def _walker(self, kind: int) -> Callable[[Any], float]:
-        return lambda _: self._walk(kind, self._bytes)
+    def _walker(self, kind: int, size: int) -> Callable[[Any], float]:
+        return lambda _: self._walk(kind, size)
 
     def _walk(self, kind: int, size: int) -> float:
         to, source = (_aligned(x) for x in self.views)
@@ -141,14 +166,15 @@ def _aligned(x: np.ndarray[Any, Any]) -> int:
     return -(-x.ctypes.data // _LINE) * _LINE
 
 
-MATMUL_FLOPS = 2 * _MATMUL**3
+#: Operations of one call; of the 12 sums of 16 floats of a step, each is multiplied and added to.
+FLOPS = {"matmul": 2 * _MATMUL**3, "fma": _STEPS * 12 * 16 * 2}
 
 
 def matmul_variant(dtype: mx.Dtype) -> Variant:
     """The product that an op with a count of operations is held against."""
     a, b = (mx.random.normal((_MATMUL, _MATMUL)).astype(dtype) for _ in range(2))
     mx.eval(a, b)
-    return Variant("matmul", lambda _: mx.eval(a @ b))
+    return Variant("matmul", lambda _: mx.eval(a @ b), anchor=True)
 
 
 def threads_here() -> int:

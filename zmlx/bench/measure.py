@@ -44,17 +44,23 @@ class Variant:
             returned.
         before: runs untimed ahead of every call.
         self_timed: `call` returns its own time in seconds.
+        anchor: a bound of the machine and no way to compute the thing: nothing is hopelessly slow
+            beside it, and what is in the caches ahead of it makes no difference.
+        every: it takes part in every n-th round.
     """
 
     name: str
     call: Callable[[Any], Any]
     before: Callable[[], Any] = lambda: None
     self_timed: bool = False
+    anchor: bool = False
+    every: int = 1
 
     def seconds(self, between: Callable[[], None]) -> float:
         """Runs once, after `before` and `between`, and returns the time of the call."""
         given = self.before()
-        between()
+        if not self.anchor:
+            between()
         start = time.perf_counter()
         result = self.call(given)
         seconds = time.perf_counter() - start
@@ -77,7 +83,10 @@ def measure(
         between: runs untimed ahead of every call, after the variant's own `before`.
     """
     warm = _warm_up(variants, between)
-    stride = {v.name: _stride(warm[v.name], min(warm.values()), rounds, budget) for v in variants}
+    fastest = _fastest(variants, warm)
+    stride = {
+        v.name: max(v.every, _stride(warm[v.name], fastest, rounds, budget)) for v in variants
+    }
     times: dict[str, list[float]] = {v.name: [] for v in variants}
     gc.collect()
     collecting = gc.isenabled()
@@ -99,11 +108,17 @@ def _warm_up(variants: Sequence[Variant], between: Callable[[], None]) -> dict[s
     for i in range(LONGEST_WARM_UP):
         before = page_faults()
         for variant in _order(variants, i):
-            if i == 0 or best[variant.name] < max(LONG, HOPELESS * min(best.values())):
+            if i == 0 or best[variant.name] < max(LONG, HOPELESS * _fastest(variants, best)):
                 best[variant.name] = min(best[variant.name], variant.seconds(between))
         if i + 1 >= WARM_UPS and page_faults() - before <= _SETTLED:
             break
     return best
+
+
+def _fastest(variants: Sequence[Variant], seconds: dict[str, float]) -> float:
+    """Of those that are no anchors, if there are such."""
+    ways = [v for v in variants if not v.anchor] or variants
+    return min(seconds[v.name] for v in ways)
 
 
 def _stride(seconds: float, fastest: float, rounds: int, budget: float) -> int:

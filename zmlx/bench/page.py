@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from .anchors import FLOPS
 from .bars import Verdict, model_verdicts, verdicts
 from .result import Result, Row
 from .text import (
@@ -38,7 +39,9 @@ HOW = """\
 - **% of copy** is that rate over the rate of a copy in the same rounds: C loops with ordinary
   stores on as many threads as zmlx uses, over two arrays of four times the last-level cache each,
   bytes read plus bytes written. A row that is faster than 1.1 times the best of copy, copy with
-  non-temporal stores and read is reported as an error and not as a result.
+  non-temporal stores and read is reported as an error and not as a result. An op that counts
+  operations is held against a product of 2048 by 2048 matrices, and one that is faster than 1.1
+  times both that and multiplications and additions in registers alone is an error.
 - **forward** keeps nothing for a gradient. **both** is outputs and all gradients in one evaluation.
   **backward** is the gradients alone: outputs, and whatever a library saves for its backward, are
   evaluated before the clock starts, in MLX as in torch. In MLX the Python that builds the graph of
@@ -94,7 +97,7 @@ def _machine(result: Result) -> list[str]:
     about = result.environment
     versions = ", ".join(f"{name} {v}" for name, v in about["versions"].items())
     anchors = [
-        f"{name} {s.median / 1e9:.3g} {'GFLOP/s' if name == 'matmul' else 'GB/s'}"
+        f"{name} {s.median / 1e9:.3g} {'GFLOP/s' if name in FLOPS else 'GB/s'}"
         for name, s in result.anchors.items()
     ]
     return [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TextIO
 
+from .anchors import FLOPS
 from .bars import model_verdicts, verdicts
 from .result import ModelRow, Result, Row
 from .text import (
@@ -116,7 +117,7 @@ def head_lines(result: Result) -> list[str]:
         f"target {about['target']}, matrix products on {about['blas']}",
     ]
     for anchor, found in result.anchors.items():
-        unit = "GFLOP/s" if anchor == "matmul" else "GB/s"
+        unit = "GFLOP/s" if anchor in FLOPS else "GB/s"
         lines.append(
             f"{anchor}: {found.median / 1e9:.3g} {unit} "
             f"[{found.low / 1e9:.3g}, {found.high / 1e9:.3g}]"

@@ -36,8 +36,8 @@ class Row:
         detail: options, and optional arguments that are given here and not in other rows.
         bytes, flops: the least work, see `work`.
         results: bytes of what the call leaves: outputs and gradients, as the mode has it.
-        anchor: seconds of "copy", "non-temporal", "read" and "matmul" in the same rounds, and
-            `anchor_rate` their bytes (or operations) per second.
+        anchor: seconds of "copy", "non-temporal", "read", "matmul" and "fma" in the same rounds,
+            and `anchor_rate` their bytes (or operations) per second.
         timings: by variant.
         ratios: how many times longer another variant took than zmlx, by variant.
         share: zmlx's rate over the rate of the copy (or of the matrix product).

@@ -12,7 +12,7 @@ import mlx.core as mx
 from .. import metal, registry, testing
 from ..registry import Case, Op
 from . import memory
-from .anchors import MATMUL_FLOPS, Anchors, last_level_cache, matmul_variant, threads_here
+from .anchors import FLOPS, Anchors, last_level_cache, threads_here
 from .bars import BARS
 from .environment import environment
 from .measure import Variant, measure
@@ -133,10 +133,10 @@ def _result(
 
 
 def anchor_rates(anchors: Anchors, rounds: int) -> dict[str, Summary]:
-    """Bytes (operations for "matmul") per second of every anchor, and of a copy by a kernel of
-    zmlx, which shows what launches cost."""
-    variants = [*anchors.variants(), matmul_variant(mx.float32)]
-    done = {**anchors.bytes, "matmul": MATMUL_FLOPS}
+    """Bytes (operations for "matmul" and "fma") per second of every anchor, and of a copy by a
+    kernel of zmlx, which shows what launches cost."""
+    variants = [*anchors.variants(), *anchors.arithmetic(mx.float32)]
+    done = {**anchors.bytes, **FLOPS}
     kernel = copy_kernel(anchors.array)
     try:
         kernel.call(None)
