@@ -12,8 +12,10 @@ wiring      how a module calls its children
 templates   what is looked for
 match       the plan for a module with children
 leaves      the plan for one without
-mixtures    the plan for experts and routers
-routing     the routers that are looked for
+experts     the plan for stacked experts
+routers     the plan for routers
+mixtures    the plan for blocks of both
+routing     the choices and weights that are looked for
 plans       what runs instead
 probe       the check before a plan is put in place
 head        the head and loss of a language model

@@ -287,3 +287,11 @@ def _inputs(child: nn.Module) -> Iterator[int]:
         yield weight.shape[-1] * 32 // getattr(child, "bits", 4)
     else:
         yield weight.shape[-1]
+
+
+def arguments_needed(module: nn.Module) -> int:
+    """How many arguments a call needs, -1 where they are not all named."""
+    try:
+        return sum(p.default is p.empty for p in parameters_of_call(module))
+    except (UnmatchedError, ValueError, TypeError):
+        return -1

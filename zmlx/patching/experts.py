@@ -1,0 +1,128 @@
+"""Finds the plan for stacked experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as mnn
+
+from ..nn.expert_rows import SORTED
+from .capture import Graphs
+from .leaves import FLOATS
+from .plans import ExpertsPlan, Plan
+from .templates import GATED
+from .wiring import UnmatchedError, arguments_needed, shadow, widths, wiring
+
+#: Axes before the last of tokens: few, and with two choices of each as many as are sorted.
+_TOKENS = (((3,), (SORTED // 2,)), ((2, 3), (2, SORTED // 4)))
+
+#: A dtype and a number of axes that a plan was seen to hold for.
+Found = tuple[mx.Dtype, int]
+
+
+class Experts:
+    """Compares experts with gated networks of three projections."""
+
+    _graphs: Graphs
+
+    def _experts(self, module: mnn.Module) -> Plan | None:
+        """Three stacked projections, called with tokens and indices."""
+        projections = [c for c in module.children().values() if is_stacked(c)]
+        if len(projections) != 3 or arguments_needed(module) != 2:
+            return None
+        count, *_ = next(stacks(projections[0])).shape
+        plans: dict[ExpertsPlan, set[Found]] = {}
+        reason: Exception = UnmatchedError("its call equals no gated experts")
+        for width, dtype, tokens in product(widths(module), FLOATS, _TOKENS):
+            try:
+                both = [self._experts_of(module, (*lead, width), dtype, count) for lead in tokens]
+            except Exception as error:
+                reason = error if isinstance(error, UnmatchedError) else reason
+                continue
+            if both[0] is not None and both[0] == both[1]:
+                plans.setdefault(both[0], set()).add((dtype, len(tokens[0]) + 1))
+        if not plans:
+            raise reason
+        plan, verified = max(plans.items(), key=lambda item: len(item[1]))
+        return replace(plan, verified=frozenset(verified))
+
+    def _experts_of(
+        self, module: mnn.Module, shape: tuple[int, ...], dtype: mx.Dtype, count: int
+    ) -> ExpertsPlan | None:
+        graphs = self._graphs
+        x, indices = mx.zeros(shape, dtype), mx.zeros((*shape[:-1], 2), mx.uint32)
+        found = wiring(graphs, module, x, indices)
+        if len(found.calls) != 3 or any(c.method != "__call__" for c in found.calls):
+            return None
+        first, second, last = found.calls
+        ascend = indices.size >= SORTED
+        flag = (("sorted_indices", (ascend,)),)
+        if any(len(c.arguments) != 2 or c.keywords != flag for c in found.calls):
+            return None
+        outputs = [mx.zeros(*s) for s in found.shapes]
+
+        def template(x: mx.array, i: mx.array, *y: mx.array) -> list[mx.array]:
+            spread = mx.expand_dims(x, (-2, -3))
+            if not ascend:
+                return [spread, i, y[2].squeeze(-2)]
+            flat = i.flatten()
+            order = mx.argsort(flat)
+            back = mx.unflatten(y[2][mx.argsort(order)], 0, i.shape)
+            return [spread.flatten(0, -3)[order // i.shape[-1]], flat[order], back.squeeze(-2)]
+
+        rows, owners, result = graphs.capture(template, [x, indices, *outputs])
+        wired = first.arguments == second.arguments == (rows, owners)
+        if not wired or last.arguments[1] != owners or found.result != result:
+            return None
+        for op, unit in GATED:
+            for gate, up, flip in ((first, second, False), (second, first, True)):
+
+                def between(x: Any, i: Any, *y: mx.array, f: Any = unit, flip: Any = flip) -> Any:
+                    return [f(y[1], y[0]) if flip else f(y[0], y[1])]
+
+                if graphs.capture(between, [x, indices, *outputs])[0] == last.arguments[0]:
+                    linear = self._linear(module)
+                    runs = "expert_ffn" if linear and op == "swiglu" else "moe_dispatch"
+                    return ExpertsPlan("experts", runs, found.shapes[0][0][-1], frozenset(),
+                                       gate.path, up.path, last.path, count, linear,
+                                       op)  # fmt: skip
+        raise UnmatchedError("what it does between its projections equals no gated unit")
+
+    def _linear(self, module: mnn.Module) -> type | None:
+        """The class of the projections, where its call is a gathered product of the weight."""
+        kinds = {type(c) for c in module.children().values() if is_stacked(c)}
+        layer = next(c for c in module.children().values() if is_stacked(c))
+        if len(kinds) != 1 or set(layer) != {"weight"}:
+            return None
+        weight = layer["weight"]
+        x, owners = mx.zeros((5, 1, weight.shape[-1])), mx.zeros((5,), mx.uint32)
+
+        def own(x: mx.array, i: mx.array, w: mx.array) -> Any:
+            return [type(layer).__call__(shadow(layer, {"weight": w}), x, i, sorted_indices=True)]
+
+        def template(x: mx.array, i: mx.array, w: mx.array) -> Any:
+            return [mx.gather_mm(x, w.swapaxes(-1, -2), rhs_indices=i, sorted_indices=True)]
+
+        inputs = [x, owners, mx.zeros(weight.shape)]
+        same = self._graphs.capture(own, inputs) == self._graphs.capture(template, inputs)
+        return type(layer) if same else None
+
+
+def stacks(child: Any) -> Iterator[mx.array]:
+    """The stacked weights of a projection, or of the one that it wraps."""
+    if not isinstance(child, mnn.Module):
+        return
+    weight = child.get("weight")
+    if isinstance(weight, mx.array) and weight.ndim == 3:
+        yield weight
+    for inner in child.children().values():
+        yield from stacks(inner)
+
+
+def is_stacked(child: Any) -> bool:
+    """Whether it is a projection with a matrix per expert."""
+    return next(stacks(child), None) is not None
