@@ -281,6 +281,36 @@ def test_gradients_of_appending_are_those_of_writing_rows(offsets, layout, geome
 
 
 @pytest.mark.parametrize("geometry", ["cpu", "gpu"])
+@pytest.mark.parametrize("queries", [False, True])
+@pytest.mark.parametrize("layout", ["BHLD", "BLHD"])
+def test_frequencies_of_appending_have_the_gradient_of_the_rows_that_they_turn(
+    layout, queries, geometry
+):
+    offsets = [0, 295, 77]
+    k, v, q, caches, offset = to_append(offsets, layout)
+    freqs = 10.0 ** mx.linspace(0.0, 3.0, 8)
+    dk, dv, dq = (normal(*a.shape, seed=2) for a in (*caches, q))
+
+    def append(f):
+        given = {"q": q} if queries else {}
+        return list(rope_append(k, v, *caches, offset, freqs=f, layout=layout, **given))
+
+    def turn(f):
+        rows = [k, q][: 1 + queries]
+        return [rope(x, freqs=f, offset=offset, layout=layout) for x in rows]
+
+    new = [
+        to_numpy(dk)[b][tuple(slice(at, at + 5) if a == axis else slice(None) for a in range(3))]
+        for axis in [1 if layout == "BHLD" else 0]
+        for b, at in enumerate(offsets)
+    ]
+    with launch.geometry(geometry):
+        got = mx.vjp(append, [freqs], [dk, dv, dq][: 2 + queries])[1][0]
+        want = mx.vjp(turn, [freqs], [mx.array(np.stack(new)), dq][: 1 + queries])[1][0]
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("geometry", ["cpu", "gpu"])
 def test_an_offset_out_of_range_has_gradients_of_zero(geometry):
     """There the results are NaN, whatever the arguments; other batches have their gradients."""
     k, v, dk, dv = normal(2, 2, 3, 8), normal(2, 2, 3, 6), normal(2, 2, 9, 8), normal(2, 2, 9, 6)

@@ -119,5 +119,5 @@ class BodyKernel:
             plan.dtypes,
             None,
             plan.constants,
-            **({"donate": plan.donate} if plan.donate else {}),
+            donate=plan.donate,
         )

@@ -276,10 +276,13 @@ def prepare(
     init_value: float | None = None,
     constants: tuple[mx.array, ...] = (),
     donate: tuple[tuple[int, int], ...] = (),
+    paced: bool = False,
 ) -> Any:
     """A launch of `spec` on `target`, compiled and ready for any arrays of these shapes and
     dtypes; `constants` are passed after the arrays at every launch, and on the CPU an output may
-    take the memory of an input that it is paired with in `donate`."""
+    take the memory of an input that it is paired with in `donate`. `paced` is for kernels of a
+    loop over blocks: on the CPU its memory is only asked for when all before it is done, so that
+    no more than a block's is in use."""
     where = {"metal": metal, "cuda": cuda, "cpu": cpu}.get(target or "")
     if where is None:
         raise RuntimeError(
@@ -288,7 +291,7 @@ def prepare(
         )
     if where is not cpu and (reason := where.unavailable()):
         raise RuntimeError(f"[{spec.name}] {reason}.")
-    some = {"donate": donate} if donate and where is cpu else {}
+    some = {"donate": donate, "paced": paced} if where is cpu else {}
     return where.prepare(
         spec, arrays, template, grid, threadgroup, shapes, dtypes, init_value, constants, **some
     )

@@ -50,6 +50,7 @@ class PatternKernel:
         long: takes the place of this kernel for rows that do not fit in registers.
         reference: the outputs in plain MLX, for expressions that `zmlx.expr` does not know.
         chunks: fixes the number of row chunks of column outputs (default: `launch.row_chunks`).
+        paced: as in `metal.prepare`.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class PatternKernel:
         long: PatternKernel | None = None,
         reference: Reference | None = None,
         chunks: int | None = None,
+        paced: bool = False,
     ) -> None:
         self.name = name.partition("/")[0]
         self.pattern = pattern
@@ -75,6 +77,7 @@ class PatternKernel:
         self.long = long
         self.reference = reference
         self._chunks = chunks
+        self._paced = paced
         self._inputs = tuple(
             n.removesuffix("_in") for n in pattern.input_names[: -len(pattern.constants)]
         )
@@ -300,6 +303,7 @@ class PatternKernel:
             self.output_dtypes(inputs),
             None,
             constants,
+            paced=self._paced,
         )
 
     def evaluate(self, *inputs: mx.array) -> tuple[mx.array, ...]:

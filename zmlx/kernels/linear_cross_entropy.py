@@ -13,10 +13,14 @@ al. 2024, arXiv:2410.10989); of computing the logits twice: Cut Cross-Entropy (W
 arXiv:2411.09009).
 
 MLX evaluates a graph breadth first, so that independent blocks would all be held at once: each is
-made to depend on the results of the one before.
+made to depend on the results of the one before. It also asks for the memory of some hundred
+operations ahead, which is that of 16 blocks: on the CPU the kernels wait for the block before
+theirs, so that blocks can be eight times as large, and their products as fast as those of all
+logits.
 
-Memory: some 16 blocks of logits and as many of their gradient (a block is a 512th of the logits,
-and not below 2^16 of them), and the gradient of hidden in float32.
+Memory on the CPU: two blocks of logits and of their gradient (a block is a 64th of the logits, and
+not below 2^16 of them), the products of a block, and the gradient of hidden in float32. On a GPU
+some 16 blocks of a 512th.
 """
 
 from __future__ import annotations
@@ -83,16 +87,19 @@ def _unfused(
 # ---- blocks -------------------------------------------------------------------------------------
 
 #: Logits in a block: a part of all of them, and at least so many that a product is worth a launch.
-#: MLX runs some hundred operations ahead, which is about 16 blocks in the backward.
-_BLOCKS = 512
+_BLOCKS, _BLOCKS_ON_CPU = 512, 64
 _SMALLEST = 2**16
-_WIDEST = 512
+#: Classes of a block. More of them are fewer sums of the gradient of hidden, and more of the
+#: weight's.
+_WIDEST, _WIDEST_ON_CPU = 512, 1024
 
 
 def _block(rows: int, classes: int, chunk: int | None) -> tuple[int, int]:
     """Rows and classes of a block."""
-    area = max(_SMALLEST, rows * classes // _BLOCKS)
-    width = chunk or max(1, min(classes, max(_WIDEST, area // max(rows, 1))))
+    on_cpu = launch.settings().target == "cpu"
+    blocks, widest = (_BLOCKS_ON_CPU, _WIDEST_ON_CPU) if on_cpu else (_BLOCKS, _WIDEST)
+    area = max(_SMALLEST, rows * classes // blocks)
+    width = chunk or max(1, min(classes, max(widest, area // max(rows, 1))))
     return max(1, min(rows, area // width)), width
 
 
@@ -315,7 +322,8 @@ def linear_cross_entropy(
         bias: (V,), or None for none.
         class_weights, ignore_index, label_smoothing, z_loss, softcap, reduction, return_lse: as in
             `cross_entropy`.
-        chunk: classes per block, of which rows are taken as fit. Default: 512, more for few rows.
+        chunk: classes per block, of which rows are taken as fit. Default: 1024 on the CPU, else
+            512; more for few rows.
 
     Returns:
         The loss in the promoted dtype of hidden, weight and bias, reduced in float32; with

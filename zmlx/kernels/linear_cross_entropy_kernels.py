@@ -127,6 +127,7 @@ def accumulate(chunk: ChunkTerms) -> PatternKernel:
         (mx.float32,) * len(names),
         header=msl.header_for("ZMLX_FAIL"),
         arguments=(TARGETS,),
+        paced=True,
     )
 
 
@@ -175,4 +176,5 @@ def gradient(chunk: ChunkTerms) -> PatternKernel:
         ),
         (("logits",),),
         header=msl.header_for("ZMLX_FAIL"),
+        paced=True,
     )

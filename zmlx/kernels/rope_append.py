@@ -180,13 +180,13 @@ def rope_append(
             in int32, uint32 or int64, from 0 to S - L. What is out of that range makes the caches
             of its batch NaN; on the CPU the evaluation raises.
         q: (B, G, L, D) queries of the same steps, with any number G of heads, turned too.
-        dims, traditional, base, scale, freqs: as for `rope`. No gradient for freqs.
+        dims, traditional, base, scale, freqs: as for `rope`.
 
     Returns:
         The caches with the new steps, and q turned if it is given. On the CPU they take over the
         memory of the caches given, if nothing else holds those when they are evaluated: assign the
         results to the same names, so that appending costs what is appended. Gradients for k, v, the
-        caches and q.
+        caches, q and freqs.
     """
 
     def bad(argument: str, must: str, got: Any) -> ValueError:
@@ -223,12 +223,9 @@ def rope_append(
         raise bad("k_cache", "have fewer than 2^32 rows", tuple(k_cache.shape))
     if not isinstance(offset, mx.array):
         _check_offset(offset, room, length)
-    start, frequencies, *rest = turn.arrays
-    if freqs is not None:
-        frequencies = mx.stop_gradient(frequencies)
     given = () if q is None else (q,)
     return _append(turn.rotation, q is not None)(  # type: ignore[no-any-return]
-        k, v, k_cache, v_cache, *given, start, frequencies, *rest, _ONE
+        k, v, k_cache, v_cache, *given, *turn.arrays, _ONE
     )
 
 

@@ -3,7 +3,8 @@
     dk[b, :, l] = rope⁻¹(dk_cache[b, :, offset_b + l]),   dv[b, :, l] = dv_cache[b, :, offset_b + l]
 
 and the gradient of a cache is its cotangent with zeros at the new steps. Where an offset is out of
-range the results are NaN whatever the arguments, so that all gradients are 0.
+range the results are NaN whatever the arguments, so that all gradients are 0. The gradient of
+frequencies is `rope`'s, of k with the new steps' cotangents and of q with its own.
 
 Bytes: reads and writes k and v; cotangents become the gradients of the caches, on the CPU where
 they are if nobody else holds them.
@@ -17,12 +18,13 @@ from functools import cache
 import mlx.core as mx
 
 from .. import launch
+from ..autograd import sum_chunks
 from ..body import BodyKernel, Plan, constant
 from ..metal import KernelSpec
 from ..transforms import Arrays
 from .rope_append_kernels import KEPT, ROW_HEADER, TAKEN, is_new, starts
 from .rope_kernels import Rotation, table_in_mlx, turned
-from .rope_turn import SIGNS, turn
+from .rope_turn import SIGNS, freqs_gradient, turn
 
 
 @cache
@@ -121,8 +123,9 @@ def gradients(
     """The rule of `rope_append`, whose inputs end with positions, frequencies, …, direction."""
     queries = len(cotangents) == 3
     k, v = primals[:2]
-    positions, *rest, _ = primals[4 + queries :]
-    back = (positions, *rest, SIGNS[False])
+    place = 5 + queries
+    positions, freqs, *rest, _ = primals[place - 1 :]
+    back = (positions, freqs, *rest, SIGNS[False])
     found: list[mx.array | None] = [None] * len(primals)
     if 0 in wanted or 1 in wanted:
         found[0], found[1] = _taken(rotation)(k, v, *cotangents[:2], *back)
@@ -131,4 +134,13 @@ def gradients(
             found[i] = _kept(rotation)(x, cotangents[i - 2], positions)
     if queries and 4 in wanted:
         found[4] = turn(rotation, False)(cotangents[2], *back)
+    if rotation.given and place in wanted:
+        # An infinite wavelength turns nothing.
+        still = mx.full(freqs.shape, mx.inf, dtype=freqs.dtype)
+        dk, _ = _taken(rotation)(k, v, *cotangents[:2], positions, still, *rest, SIGNS[True])
+        forward = (positions, freqs, *rest, SIGNS[True])
+        sums = [freqs_gradient(rotation)(k, dk, *forward)]
+        if queries:
+            sums.append(freqs_gradient(rotation)(primals[4], cotangents[2], *forward))
+        found[place] = sum_chunks(mx.concatenate(sums), freqs)
     return found

@@ -189,7 +189,7 @@ def turn(rotation: Rotation, forward: bool) -> BodyKernel:
         if 0 in wanted:
             found[0] = turn(rotation, not forward)(cotangents[0], *rest[:-1], SIGNS[not forward])
         if rotation.given and 2 in wanted:
-            partial = _freqs_gradient(rotation)(x, cotangents[0], *rest)
+            partial = freqs_gradient(rotation)(x, cotangents[0], *rest)
             found[2] = sum_chunks(partial, primals[2])
         return found
 
@@ -212,7 +212,7 @@ SIGNS = {True: scalar(1.0), False: scalar(-1.0)}
 
 
 @cache
-def _freqs_gradient(rotation: Rotation) -> BodyKernel:
+def freqs_gradient(rotation: Rotation) -> BodyKernel:
     """x, dy, positions, frequencies (, axes), scale, direction → (chunks, half) partial sums."""
 
     def plan(chosen: launch.Settings, inputs: Arrays) -> Plan:

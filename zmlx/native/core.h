@@ -120,6 +120,7 @@ struct Launch {
   std::optional<float> init_value;
   std::vector<mx::array> constants;           // follow the inputs, always the same
   std::vector<std::pair<int, int>> donate;    // (input, output) that may share memory
+  bool paced;                                 // its memory waits for all before it to be done
   std::string signature;                      // of the inputs it was prepared for
 };
 
@@ -129,7 +130,7 @@ void append_signature(std::string& to, const mx::array&);
 // Checks, compiles, binds. `call.inputs` holds the inputs and then the constants.
 std::shared_ptr<const Launch> prepare(
     std::shared_ptr<const Kernel>, const Call&, size_t constants,
-    std::vector<std::pair<int, int>> donate,
+    std::vector<std::pair<int, int>> donate, bool paced,
     const std::function<void(const std::function<void()>&)>& unlocked);
 
 // Lazy outputs. The inputs must have the shapes and dtypes that the launch was prepared for.

@@ -187,7 +187,7 @@ void append_signature(std::string& to, const mx::array& input) {
 
 std::shared_ptr<const Launch> prepare(
     std::shared_ptr<const Kernel> kernel, const Call& call, size_t constants,
-    std::vector<std::pair<int, int>> donate,
+    std::vector<std::pair<int, int>> donate, bool paced,
     const std::function<void(const std::function<void()>&)>& unlocked) {
   kernel->check(call);
   auto fail = [&](const std::string& what) {
@@ -211,6 +211,7 @@ std::shared_ptr<const Launch> prepare(
   launch->output_dtypes = call.output_dtypes;
   launch->init_value = call.init_value;
   launch->donate = std::move(donate);
+  launch->paced = paced;
   for (size_t i = 0; i < inputs; ++i) append_signature(launch->signature, call.inputs[i]);
   for (size_t i = inputs; i < call.inputs.size(); ++i) {
     mx::array constant = call.inputs[i];

@@ -56,18 +56,22 @@ void count_again(mx::Stream stream) {
 // Bytes that are worth a wait of some microseconds.
 constexpr size_t worth_waiting = 1 << 18;
 
+// What another device waits for may not have been handed to it yet.
+bool may_wait() {
+  static const bool alone = !mx::is_available(mx::Device(mx::Device::gpu));
+  return alone;
+}
+
 // Whether to wait before memory is donated. Tasks hold the memory that they read until they have run:
 // a gradient's norm holds the gradient. Whether a kernel may take it would depend on who is faster.
 bool awaited(const Launch& launch, const std::vector<mx::array>& inputs) {
-  // What another device waits for may not have been handed to it yet.
-  static const bool alone = !mx::is_available(mx::Device(mx::Device::gpu));
   bool held = false;
   size_t bytes = 0;
   for (auto [from, to] : launch.donate) {
     held = held || inputs[from].data_shared_ptr().use_count() > 1;
     bytes += inputs[from].nbytes();
   }
-  return alone && held && bytes >= worth_waiting;
+  return held && bytes >= worth_waiting;
 }
 
 constexpr uintptr_t page = 4096, line = 64;
@@ -384,7 +388,7 @@ void KernelPrimitive::eval_cpu(const std::vector<mx::array>& inputs,
     output.inputs().clear();
     others.push_back(&output);
   }
-  if (awaited(launch, inputs)) finish(stream());
+  if (may_wait() && (launch.paced || awaited(launch, inputs))) finish(stream());
   // A non-contiguous input is never donated: it is copied first.
   for (auto [from, to] : launch.donate) {
     const mx::array& input = inputs[from];

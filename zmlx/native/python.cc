@@ -98,7 +98,7 @@ PyObject* py_rewrite(PyObject*, Arguments args, Py_ssize_t count) {
 
 PyObject* py_prepare(PyObject*, Arguments args, Py_ssize_t count) {
   return guarded([&] {
-    expect_arguments("prepare", count, 9, 10);
+    expect_arguments("prepare", count, 9, 11);
     Call call = call_of(args + 1);
     if (args[7] != none) {
       double value = PyFloat_AsDouble(args[7]);
@@ -113,7 +113,7 @@ PyObject* py_prepare(PyObject*, Arguments args, Py_ssize_t count) {
       }
     }
     std::vector<std::pair<int, int>> donate;
-    if (count == 10 && args[9] != none) {
+    if (count >= 10 && args[9] != none) {
       donate = list_of(args[9], [](PyObject* item) {
         Items pair(item);
         if (pair.size() != 2) throw TypeError("[prepare] 'donate' must hold pairs of indices.");
@@ -121,7 +121,7 @@ PyObject* py_prepare(PyObject*, Arguments args, Py_ssize_t count) {
       });
     }
     return encapsulate(prepare(from_capsule<Kernel>(args[0]), call, constants, std::move(donate),
-                               without_lock));
+                               count == 11 && truth_of(args[10]), without_lock));
   });
 }
 
@@ -301,7 +301,7 @@ PyMethodDef functions[] = {
      "rewrite(metal_text, dialect, one_thread) -> a Metal function as 'cpu' or 'cuda' code"},
     {"prepare", (void*)py_prepare, fastcall,
      "prepare(kernel, inputs, template, grid, threadgroup, output_shapes, output_dtypes, "
-     "init_value, constants, donate=None) -> Launch, compiled"},
+     "init_value, constants, donate=None, paced=False) -> Launch, compiled"},
     {"launch", (void*)py_launch, fastcall,
      "launch(launch, inputs, record=None, stream=None) -> mx.array or tuple of them"},
     {"run", (void*)py_run, fastcall,

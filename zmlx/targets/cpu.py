@@ -98,11 +98,12 @@ def prepare(
     init_value: float | None,
     constants: tuple[mx.array, ...],
     donate: tuple[tuple[int, int], ...] = (),
+    paced: bool = False,
 ) -> Any:
     """The compiled launch; a compile error raises here."""
     return native.load().prepare(
         _kernel(spec), arrays, template, grid, threadgroup, shapes, dtypes, init_value, constants,
-        donate or None,
+        donate or None, paced,
     )  # fmt: skip
 
 
