@@ -27,7 +27,8 @@ class Option:
 @dataclass(frozen=True)
 class Case:
     """Shapes and options of one test or benchmark call: leading axes, sizes of the symbols,
-    whether the optional arguments are given, and dtypes of arguments that are not the call's."""
+    whether the optional arguments are given, dtypes of arguments that are not the call's, and
+    symbols that are multiples of the leading axes."""
 
     lead: tuple[int, ...]
     sizes: Mapping[str, int]
@@ -35,6 +36,7 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
     optional: bool = True
     dtypes: Mapping[str, mx.Dtype] = field(default_factory=dict)
+    follows: tuple[str, ...] = ()
 
 
 #: Shapes for ops on (*, D) arrays.
@@ -76,8 +78,8 @@ class Op:
         paper: where the method comes from.
         reads_backward: arguments that the backward reads; statistics: float32 values per row that
             the forward keeps for it.
-        flops: operations of a forward where it is a matrix product, as an expression of the symbols
-            and `rows`, the leading axes; then its rate is measured in these.
+        flops: operations of a forward where it is a matrix product, as an expression of the
+            symbols, the options and `rows`, the leading axes; then its rate is measured in these.
         torch: the same op as an expression of torch, of the argument names and `F`.
         cases, long_cases, benchmarks: shapes; see `ROWS`.
         samples: how to draw an argument that is not normally distributed, by name; called with a

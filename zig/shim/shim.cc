@@ -179,7 +179,7 @@ class CoreRunner final : public Runner {
                         output_shapes_of(call), output_dtypes_of(call),
                         init_value_of(call)};
     auto launch =
-        zmlx::prepare(kernel_, prepared, 0, {}, [](const std::function<void()>& slow) { slow(); });
+        zmlx::prepare(kernel_, prepared, 0, {}, false, [](const std::function<void()>& slow) { slow(); });
     std::lock_guard<std::mutex> lock(mutex_);
     if (launches_.try_emplace(key, launch).second) {
       order_.push_back(key);

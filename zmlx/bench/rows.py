@@ -246,7 +246,8 @@ def _from_cache(
     if not case.lead or size == 0:
         return None
     rows = max(1, case.lead[0] * (cache // 4) // size)
-    small = replace(case, lead=(rows, *case.lead[1:]))
+    sizes = {k: n // case.lead[0] * rows if k in case.follows else n for k, n in case.sizes.items()}
+    small = replace(case, lead=(rows, *case.lead[1:]), sizes=sizes)
     problem, outputs = pose(op, small, dtype)
     moved = work(op, small, problem.values, outputs, mode).bytes
     if moved > cache:  # one row is too much
@@ -257,6 +258,6 @@ def _from_cache(
         for _ in range(_CACHED_CALLS - 1):
             if sum(seconds) < budget:
                 seconds.append(run.seconds(lambda: None))
-    except ValueError:  # other sizes of the case follow its rows
+    except ValueError:  # the case does not take other rows
         return None
     return moved / summary(seconds).median

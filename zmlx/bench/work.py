@@ -62,4 +62,5 @@ def work(
 
 def _flops(op: Op, case: Case, rows: int) -> int:
     """The entry's count for a forward; a product's two gradients are two products."""
-    return int(eval(op.flops, {"rows": rows, **case.sizes})) if op.flops else 0
+    options = {o.name: o.default for o in op.options} | dict(case.options)
+    return int(eval(op.flops, {"rows": rows, **options, **case.sizes})) if op.flops else 0

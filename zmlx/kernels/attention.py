@@ -222,7 +222,7 @@ register(
             _case(1, 8, 8, 2048, 2048, 64, 64, "", False, causal=True),
             _case(1, 16, 4, 1024, 1024, 128, 128, "", False, causal=True),
         ),
-        flops="2 * rows * H * L * S * (D + V)",
+        flops="2 * rows * H * (L * (S - L) + L * (L + 1) // 2 if causal else L * S) * (D + V)",
         torch="F.scaled_dot_product_attention("
         "q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=True)",
     )

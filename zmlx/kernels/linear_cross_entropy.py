@@ -402,6 +402,7 @@ register(
         unfused=_unfused,
         reads_backward=("hidden", "weight", "targets"),
         statistics=1,
+        flops="2 * rows * D * V",
         torch="F.cross_entropy(F.linear(hidden, weight, bias).float().reshape(-1, len(weight)), "
         "targets.long().reshape(-1), weight=class_weights)",
         cases=(

@@ -291,8 +291,8 @@ _CASES = (
 )
 _LONG = (Case((3,), {"D": 40001, "K": 2, "R": 6}, "longer than a thread's part of a row"),)
 _BENCHMARKS = (
-    Case((2048,), {"D": 2048, "K": 8, "R": 16384}),
-    Case((4096,), {"D": 2048, "K": 2, "R": 8192}),
+    Case((2048,), {"D": 2048, "K": 8, "R": 16384}, follows=("R",)),
+    Case((4096,), {"D": 2048, "K": 2, "R": 8192}, follows=("R",)),
 )
 _REFUSES = {"shapeless compile": "compile with shapes: rows are counted by them"}
 

@@ -239,6 +239,7 @@ define(
     with_seed(dropout_add_rms_norm),
     dropout_add_rms_norm_reference,
     options=_OPTIONS,
+    torch="(lambda s: (F.rms_norm(s, (s.shape[-1],), weight, eps), s))(F.dropout(x, p) + residual)",
 )
 define(
     Norm(
@@ -249,4 +250,6 @@ define(
     with_seed(dropout_add_layer_norm),
     dropout_add_layer_norm_reference,
     options=_OPTIONS,
+    torch="(lambda s: (F.layer_norm(s, (s.shape[-1],), weight, bias, eps), s))"
+    "(F.dropout(x, p) + residual)",
 )
