@@ -84,9 +84,10 @@ def turning(
 
     axes: Arrays = ()
     if sections is not None:
-        sections = tuple(sections)
-        if not all(isinstance(n, int) and n >= 0 for n in sections) or sum(sections) != half:
+        sizes = tuple(sections) if isinstance(sections, Sequence) else ()
+        if not all(type(n) is int and n >= 0 for n in sizes) or sum(sizes) != half:
             raise bad("sections", f"be sizes ≥ 0 that sum to {half}", sections)
+        sections = sizes
         if positions is None:
             raise bad("positions", f"have shape ({len(sections)}, {batches}, {steps})", None)
         axes = (axes_of(sections, interleave_sections),)
