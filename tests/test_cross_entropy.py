@@ -190,6 +190,9 @@ def test_probabilities_and_ignore_index_do_not_go_together():
         {"z_loss": -1.0},
         {"softcap": 0.0},
         {"softcap": float("inf")},
+        {"softcap": 1e300},
+        {"softcap": 1e-300},
+        {"ignore_index": 2**63},
         {"reduction": "average"},
     ],
 )

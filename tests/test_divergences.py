@@ -54,6 +54,18 @@ def test_kl_div_equals_torch_in_both_gradients(reduction, log_target):
         np.testing.assert_allclose(np.array(got), want.grad.numpy(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("function", [kl_div, js_div])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_of_one_element_without_axes(function, reduction):
+    x, t = mx.array(-0.7), mx.array(0.3)
+    got = function(x, t, reduction=reduction)
+    assert got.shape == ()
+    assert got.item() == function(x[None], t[None], reduction="sum").item()
+    gradients = mx.grad(lambda x, t: function(x, t, reduction=reduction), (0, 1))(x, t)
+    wants = mx.grad(lambda x, t: function(x[None], t[None], reduction="sum"), (0, 1))(x, t)
+    assert [g.item() for g in gradients] == [w.item() for w in wants]
+
+
 def test_kl_div_relates_to_mlx_as_documented():
     x, t = array(log_probabilities(6, 9)), array(log_probabilities(6, 9))
     per_row = nn.losses.kl_div_loss(x, t)

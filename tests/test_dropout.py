@@ -191,6 +191,22 @@ def test_a_new_seed_offset_or_p_compiles_nothing():
     assert metal.statistics()["compiles"] == before
 
 
+@pytest.mark.parametrize("seeds, offsets", [((1, 2, 3), None), (None, (0, 5, 9)), ((4, 5, 6),) * 2],
+                         ids=["seed", "offset", "both"])  # fmt: skip
+def test_vmap_over_seed_and_offset(seeds, offsets):
+    """x is not mapped, so that nothing but them tells how many results there are."""
+    x = mx.random.normal((4, 6), key=mx.random.key(0))
+    axes = (0 if seeds else None, 0 if offsets else None)
+    every = tuple(mx.array(some or 7) for some in (seeds, offsets))
+    for op in (dropout, lambda x, p, **o: dropout_add_rms_norm(x, x, None, p, **o)[1]):
+        got = mx.vmap(lambda s, o, op=op: op(x, 0.5, seed=s, offset=o), in_axes=axes)(*every)
+        wants = [
+            op(x, 0.5, seed=seeds[i] if seeds else 7, offset=offsets[i] if offsets else 7)
+            for i in range(3)
+        ]
+        np.testing.assert_allclose(np.array(got), np.array(mx.stack(wants)), rtol=1e-6)
+
+
 def test_a_compiled_step_takes_the_seed_as_an_input():
     step = mx.compile(lambda x, seed: dropout(x, 0.5, seed=seed))
     x = mx.ones((1000,))

@@ -186,6 +186,23 @@ def test_no_rows():
     assert (np.array(gradient) == 0).all()
 
 
+def test_hidden_of_no_elements():
+    """The logits are the bias, or 0: losses of log V."""
+    hidden, weight, targets = mx.zeros((2, 3, 0)), mx.zeros((7, 0)), mx.zeros((2, 3), mx.int32)
+    loss = linear_cross_entropy(hidden, weight, targets, reduction="none")
+    np.testing.assert_allclose(np.array(loss), np.full((2, 3), np.log(7)), rtol=1e-6)
+    bias = mx.arange(7) / 4.0
+
+    def of(function):
+        return mx.value_and_grad(function, argnums=(0, 1, 2))(hidden, weight, bias)
+
+    loss, gradients = of(lambda h, w, b: linear_cross_entropy(h, w, targets, b))
+    want, wants = of(lambda h, w, b: cross_entropy(h @ w.T + b, targets))
+    np.testing.assert_allclose(loss.item(), want.item(), rtol=1e-6)
+    for gradient, want in zip(gradients, wants, strict=True):
+        np.testing.assert_allclose(np.array(gradient), np.array(want), atol=1e-6)
+
+
 def test_extreme_logits():
     hidden = mx.array([[1e4, 0.0], [0.0, 1.0]])
     weight = mx.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])

@@ -266,6 +266,22 @@ def test_bad_axes(name):
             op(normal(2, 3), (0, -2))
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_axes_are_any_integers(name):
+    x = normal(2, 3, 4)
+    op, plain = getattr(kernels, name), getattr(mx, name)
+    axes = [np.int64(1), np.int32(-1), mx.array(0)]
+    if name in SEVERAL_AXES:
+        axes += [(np.int64(0), 2), np.array([0, 1]), range(2)]
+    for axis in axes:
+        same(op(x, axis), plain(x, axis), 1e-6)
+    # A flag in the place of the axis would be the axis 0 or 1.
+    with pytest.raises(TypeError, match=rf"\[{name}\] 'axis' must be an int.* but got bool"):
+        op(x, True)
+    with pytest.raises(TypeError, match=rf"\[{name}\] 'axis' must be an int.* but got float"):
+        op(x, 1.0)
+
+
 def test_bad_ddof():
     with pytest.raises(TypeError, match=r"\[var\] 'ddof' must be an int but got float"):
         var(normal(3), ddof=1.0)

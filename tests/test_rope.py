@@ -193,6 +193,8 @@ def test_a_new_length_position_or_base_compiles_nothing():
         ({"positions": mx.arange(4)}, "'positions' must have shape (5,) or (2, 5) but got (4,)."),
         ({"sections": (2, 2)}, "'positions' must have shape (2, 2, 5) but got None."),
         ({"sections": (2, 1)}, "'sections' must be sizes ≥ 0 that sum to 4 but got (2, 1)."),
+        ({"sections": 4}, "'sections' must be sizes ≥ 0 that sum to 4 but got 4."),
+        ({"sections": (True, 3)}, "'sections' must be sizes ≥ 0 that sum to 4 but got (True, 3)."),
         ({"interleave_sections": True}, "'interleave_sections' must be False without sections"),
     ],
 )

@@ -103,6 +103,8 @@ def test_the_base_may_be_part_of_the_parameters():
     [
         ({"type": "cubic"}, "have a 'type' of default, mrope, linear"),
         ({"type": "linear"}, "have 'factor' for 'linear' but got ['type']"),
+        ({"type": ["linear"]}, "have a 'type' of"),
+        ({"type": "linear", "factor": 10**400}, "have a number more than 0 as 'factor'"),
         ({"type": "linear", "factor": "2"}, "have a number more than 0 as 'factor'"),
         ({"type": "linear", "factor": float("nan")}, "have a number more than 0 as 'factor'"),
         ({**LLAMA, "high_freq_factor": 1.0}, "have a number more than 1 as 'high_freq_factor'"),

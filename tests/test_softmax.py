@@ -4,6 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+import zmlx
 from zmlx import launch
 from zmlx.codegen import Climb, Operand, Output, Pass, Reduce, Rowwise
 from zmlx.interpret import evaluate
@@ -75,6 +76,16 @@ def test_any_axis(op, axis):
 def test_an_axis_that_x_does_not_have(op):
     with pytest.raises(ValueError, match=rf"\[{op.__name__}\] 'axis' must be in \[-2, 2\)"):
         op(normal(2, 3), axis=2)
+
+
+@pytest.mark.parametrize("op", [softmax, log_softmax, logsumexp, sparsemax])
+def test_axes_are_any_integers(op):
+    x = normal(2, 3, 4)
+    for axis in (np.int64(1), np.int32(-1), mx.array(1)):
+        close(op(x, axis=axis), op(x, axis=int(axis)), 0.0)
+    for axis in (1.0, True, "1", (0.5,)):
+        with pytest.raises(TypeError, match=rf"\[{op.__name__}\] 'axis' must be an int.* but got"):
+            op(x, axis=axis)
 
 
 # ---- maximum and sum in one walk ----------------------------------------------------------------
@@ -267,6 +278,18 @@ def test_causal_is_aligned_as_in_attention():
         q, k, mx.eye(8)[None, None], scale=0.25, mask="causal"
     )
     close(masked_softmax(q @ k.swapaxes(-1, -2), scale=0.25, causal=True), want, 1e-5)
+
+
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+def test_an_offset_far_away(target):
+    """Positions in 32 bits would wrap around."""
+    x = normal(3, 7)
+    every, none = mx.softmax(x, axis=-1), mx.full((3, 7), mx.nan)
+    with zmlx.target(target):
+        for far in (2**31 - 1, mx.array(2**31 - 1), 2**31, 2**40):
+            close(masked_softmax(x, causal=True, offset=far), every)
+        for far in (-(2**31), mx.array(-(2**31)), -(2**40)):
+            close(masked_softmax(x, causal=True, offset=far), none)
 
 
 def test_the_offset_may_be_an_array():

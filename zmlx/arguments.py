@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from numbers import Real
+from operator import index
 from typing import Any
 
 import mlx.core as mx
@@ -112,13 +113,30 @@ def check_number(op: str, name: str, value: Any) -> float:
         return value
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"[{op}] '{name}' must be a number but got {type(value).__name__}.")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(
+            f"[{op}] '{name}' must be in the range of a float but got a larger "
+            f"{type(value).__name__}."
+        ) from None
 
 
-def check_axis(op: str, x: mx.array, axis: int) -> int:
-    """`axis` counted from the front, or an error."""
+def check_flag(op: str, name: str, value: Any) -> bool:
+    """`value` if it is True or False, or an error."""
+    if value is not True and value is not False:
+        raise TypeError(f"[{op}] '{name}' must be True or False but got {type(value).__name__}.")
+    return value
+
+
+def check_axis(op: str, x: mx.array, axis: int, wanted: str = "an int") -> int:
+    """`axis` counted from the front, or an error, which says what is `wanted`."""
     if not isinstance(x, mx.array):
         check_array(op, "x", x)
-    if not -x.ndim <= axis < x.ndim:
-        raise ValueError(f"[{op}] 'axis' must be in [{-x.ndim}, {x.ndim}) but got {axis}.")
-    return axis % x.ndim
+    try:
+        number = index(None if isinstance(axis, bool) else axis)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"[{op}] 'axis' must be {wanted} but got {type(axis).__name__}.") from None
+    if not -x.ndim <= number < x.ndim:
+        raise ValueError(f"[{op}] 'axis' must be in [{-x.ndim}, {x.ndim}) but got {number}.")
+    return number % x.ndim

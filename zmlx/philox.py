@@ -46,8 +46,12 @@ def uniform(index: Any, counter: Any, key: Any, xp: Any = mx) -> Any:
         return xp.array(value).astype(xp.uint64)
 
     two, low, half = wide(2), wide(0xFFFFFFFF), wide(32)
-    index, key = wide(index), wide(key)
-    at = wide(counter) + (index >> two)
+    index, counter, key = wide(index), wide(counter), wide(key)
+    # All three get one shape and, under `mx.vmap`, are all mapped: MLX gives the result of a
+    # bitwise operation on a mapped array and another one the shape of the first.
+    none = index * wide(0) + counter * wide(0) + key * wide(0)
+    index, counter, key = index + none, counter + none, key + none
+    at = counter + (index >> two)
     zero = at ^ at
     a, b, c, d = philox((at & low, at >> half, zero, zero), (key & low, key >> half), xp)
     place = index & wide(3)

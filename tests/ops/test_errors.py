@@ -9,7 +9,7 @@ import pytest
 from zmlx.arguments import dimensions
 from zmlx.testing import draw
 
-from .sweep import OPS
+from .sweep import OPS, outputs
 
 EACH = [
     pytest.param(op, i, id=f"{op.name}-{a.name}") for op in OPS for i, a in enumerate(op.arguments)
@@ -60,3 +60,45 @@ def test_too_few_axes(op):
     values[0] = mx.array(1.0)
     with pytest.raises(ValueError, match=re.escape(f"[{op.name}] '")):
         op.function(*values)
+
+
+OPTIONS = [
+    pytest.param(op, option, id=f"{op.name}-{option.name}")
+    for op in OPS
+    for option in op.options
+    if op.family != "moe"
+]
+
+
+@pytest.mark.parametrize("op, option", OPTIONS)
+@pytest.mark.parametrize("value", [b"1", 1j, {"a": 1}], ids=repr)
+def test_an_option_of_a_wrong_type(op, option, value):
+    """Whatever its truth, its length or its order; the message names the option."""
+    values = draw(op, op.cases[1], mx.float32)
+    pattern = re.escape(f"[{op.name}] '{option.name}' must ") + r".* but got .*\."
+    with pytest.raises((TypeError, ValueError), match=pattern):
+        op.function(*values, **{**op.cases[1].options, option.name: value})
+
+
+NUMERIC = [p for p in OPTIONS if type(p.values[1].default) is float]
+
+
+@pytest.mark.parametrize("op, option", NUMERIC)
+def test_an_option_beyond_the_range_of_floats(op, option):
+    values = draw(op, op.cases[1], mx.float32)
+    pattern = re.escape(f"[{op.name}] '{option.name}' must be in the range of a float but got")
+    with pytest.raises(ValueError, match=pattern):
+        op.function(*values, **{**op.cases[1].options, option.name: 10**400})
+
+
+@pytest.mark.parametrize("op, option", NUMERIC)
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_numbers_of_numpy_are_numbers(op, option, kind):
+    """float32 is no Python float, and float64 is one whose text is not that of a number."""
+    values = draw(op, op.cases[1], mx.float32)
+    want, got = (
+        outputs(op.function(*values, **{**op.cases[1].options, option.name: number}))
+        for number in (0.5, kind(0.5))
+    )
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_array_equal(np.array(one), np.array(other))

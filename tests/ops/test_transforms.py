@@ -5,6 +5,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
+import zmlx
 from zmlx.testing import draw, gradients, to_numpy
 from zmlx.transforms import strict
 
@@ -87,6 +88,16 @@ def test_shapeless_compile_takes_another_shape(op):
         close(outputs(compiled(*values)), outputs(op.reference(*values)))
 
 
+@EVERY_OP
+def test_an_exported_function_is_of_the_reference(op, tmp_path):
+    """A file holds no kernel of the CPU; what is exported in plain MLX runs anywhere."""
+    values, _ = case_of(op)
+    path = str(tmp_path / "op.mlxfn")
+    with zmlx.target("reference"):
+        mx.export_function(path, op.function, *values)
+    close(mx.import_function(path)(*values), outputs(op.function(*values)))
+
+
 @EVERY_GRADIENT
 def test_checkpoint(op):
     values, which = case_of(op)
@@ -109,6 +120,26 @@ def test_vmap_over_the_first_argument(op):
     got = mx.vmap(op.function, in_axes=tuple(in_axes))(*batched)
     want = mx.vmap(op.reference, in_axes=tuple(in_axes))(*batched)
     close(outputs(got), outputs(want))
+
+
+@pytest.mark.parametrize("op, index", [
+    pytest.param(op, i, id=f"{op.name}-{argument.name}")
+    for op in OPS if "vmap" not in op.refuses for i, argument in enumerate(op.arguments)
+])  # fmt: skip
+def test_vmap_over_one_argument_alone(op, index):
+    """What is not mapped must be broadcast to what is."""
+    values, _ = case_of(op)
+    value = values[index]
+    some = [value, value * 0.5 if mx.issubdtype(value.dtype, mx.floating) else value]
+
+    def of(x):
+        return op.function(*values[:index], x, *values[index + 1 :])
+
+    wants = [outputs(of(x)) for x in some]
+    close(
+        outputs(mx.vmap(of)(mx.stack(some))),
+        [mx.stack(want) for want in zip(*wants, strict=True)],
+    )
 
 
 @pytest.mark.parametrize(

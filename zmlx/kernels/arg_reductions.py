@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..arguments import Argument
+from ..arguments import Argument, check_flag
 from ..launch import settings
 from ..registry import Op, Option, register
 from ..targets import cpu
@@ -44,9 +44,8 @@ def argmin_reference(
 
 
 def _extreme_at(name: str, x: mx.array, axis: int | None, keepdims: bool) -> mx.array:
-    if axis is not None and not isinstance(axis, int):
-        raise TypeError(f"[{name}] 'axis' must be an int or None but got {type(axis).__name__}.")
-    axes = named_axes(name, x, axis)
+    axes = named_axes(name, x, axis, several=False)
+    check_flag(name, "keepdims", keepdims)
     p = plan(tuple(x.shape), axes)
     if p.elements == 0:
         raise ValueError(f"[{name}] 'x' must have elements to compare but got shape {x.shape}.")

@@ -18,7 +18,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..arguments import BOOLEAN, FLOATING, Argument, check_array, check_number
+from ..arguments import BOOLEAN, FLOATING, Argument, check_array, check_flag, check_number
 from ..metal import scalar
 from ..registry import Case, Op, Option, register
 from .attention_launch import attend
@@ -60,8 +60,7 @@ def check_options(
     """Raises for options that are no such thing."""
     if scale is not None:
         check_number(op, "scale", scale)
-    if not isinstance(causal, bool):
-        raise TypeError(f"[{op}] 'causal' must be True or False but got {type(causal).__name__}.")
+    check_flag(op, "causal", causal)
     if window is not None:
         if not isinstance(window, int) or isinstance(window, bool):
             raise TypeError(f"[{op}] 'window' must be an integer but got {type(window).__name__}.")
@@ -130,6 +129,7 @@ def scaled_dot_product_attention(
     """
     check_heads(_OP, q, k, v)
     check_options(_OP, q.shape[1], scale, causal, window, softcap, sinks)
+    check_flag(_OP, "return_lse", return_lse)
     if not q.dtype == k.dtype == v.dtype:
         dtype = mx.result_type(q, k, v)
         q, k, v = q.astype(dtype), k.astype(dtype), v.astype(dtype)

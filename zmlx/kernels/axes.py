@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import mlx.core as mx
 
-from ..arguments import Argument, check_array
+from ..arguments import Argument, check_array, check_axis
 
 Axes = int | Sequence[int] | None
 
@@ -64,21 +64,27 @@ class Plan(NamedTuple):
         return x if x.shape == self.view else x.reshape(self.view)
 
 
-def named_axes(op: str, x: mx.array, axis: Axes) -> tuple[int, ...]:
-    """The axes that `axis` names, counted from the front and in order."""
-    check_array(op, "x", x, NUMBERS)
-    ndim = x.ndim
+def named_axes(
+    op: str,
+    x: mx.array,
+    axis: Axes,
+    dtypes: Sequence[mx.Dtype] = NUMBERS,
+    *,
+    several: bool = True,
+) -> tuple[int, ...]:
+    """The axes that `axis` names, `several` only where allowed, counted from the front and in
+    order."""
+    check_array(op, "x", x, dtypes)
     if axis is None:
-        return tuple(range(ndim))
-    given = (axis,) if isinstance(axis, int) else tuple(axis)
-    for a in given:
-        if not isinstance(a, int):
-            raise TypeError(
-                f"[{op}] 'axis' must be an int, ints or None but got {type(a).__name__}."
-            )
-        if not -ndim <= a < ndim:
-            raise ValueError(f"[{op}] 'axis' must be in [{-ndim}, {ndim}) but got {a}.")
-    axes = tuple(sorted(a % ndim for a in given))
+        return tuple(range(x.ndim))
+    wanted = "an int, ints or None" if several else "an int or None"
+    if type(axis) is int or not several:
+        return (check_axis(op, x, cast(int, axis), wanted),)
+    try:
+        given = tuple(cast(Sequence[int], axis))
+    except TypeError:  # a number of another kind, or none
+        given = (cast(int, axis),)
+    axes = tuple(sorted(check_axis(op, x, a, wanted) for a in given))
     if len(set(axes)) != len(axes):
         raise ValueError(f"[{op}] 'axis' must name different axes but got {axis}.")
     return axes

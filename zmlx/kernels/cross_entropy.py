@@ -17,7 +17,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..arguments import Argument, check, check_array, check_axis, check_number
+from ..arguments import Argument, check, check_array, check_axis, check_flag, check_number
 from ..launch import settings
 from ..metal import scalar
 from ..registry import Case, Op, Option, register
@@ -90,8 +90,11 @@ def numbers(
     if not 0 <= z_scale < float("inf"):
         raise ValueError(f"[{op}] 'z_loss' must be at least 0 but got {z_loss}.")
     cap = 0.0 if softcap is None else check_number(op, "softcap", softcap)
-    if softcap is not None and not 0 < cap < float("inf"):
-        raise ValueError(f"[{op}] 'softcap' must be positive but got {softcap}.")
+    # As a float32 it is divided by, and multiplies.
+    if softcap is not None and not 2.0**-126 <= cap < 2.0**127:
+        raise ValueError(
+            f"[{op}] 'softcap' must be positive, from 2^-126 to 2^127, but got {softcap}."
+        )
     on = {"smoothed": smoothing != 0, "z_loss": z_scale != 0, "capped": softcap is not None}
     return on, [scalar(x) for x in (smoothing, z_scale, cap) if x != 0]
 
@@ -103,6 +106,10 @@ def ignored_index(op: str, ignore_index: int | None) -> mx.array:
     ):
         raise TypeError(
             f"[{op}] 'ignore_index' must be an int or None but got {type(ignore_index).__name__}."
+        )
+    if ignore_index is not None and not _NOTHING < ignore_index < 2**63:
+        raise ValueError(
+            f"[{op}] 'ignore_index' must be a number of 64 bits but got {ignore_index}."
         )
     return scalar(_NOTHING if ignore_index is None else ignore_index)
 
@@ -171,9 +178,10 @@ def cross_entropy(
     """
     op = "cross_entropy"
     check_reduction(op, reduction)
+    check_flag(op, "return_lse", return_lse)
     on, values = numbers(op, label_smoothing, z_loss, softcap)
     ignore = ignored_index(op, ignore_index)
-    if axis != -1:
+    if type(axis) is not int or axis != -1:
         check_array(op, "logits", logits)
         axis = check_axis(op, logits, axis)
         if axis != logits.ndim - 1:

@@ -20,7 +20,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..arguments import Argument, check, check_number
+from ..arguments import Argument, check, check_flag, check_number
 from ..codegen import Elementwise, Let, Operand, Output, Pass, Reduce, Rowwise
 from ..metal import scalar
 from ..pattern import PatternKernel
@@ -179,8 +179,8 @@ def _call(
 ) -> mx.array:
     check_reduction(name, reduction, _REDUCTIONS)
     check(name, _ARGUMENTS, (input, target))
-    rows = reduction != "none"
-    loss = _forward(name, bool(log_target), rows)(input, target, *scalars)
+    rows = reduction != "none" and input.ndim > 0
+    loss = _forward(name, check_flag(name, "log_target", log_target), rows)(input, target, *scalars)
     dtype = mx.result_type(input.dtype, target.dtype)
     if rows:
         # A row is summed in its kernel; the mean is over elements, and so divides once more.

@@ -20,7 +20,7 @@ from typing import Any
 import mlx.core as mx
 
 from .. import philox
-from ..arguments import Argument
+from ..arguments import Argument, check_number
 from ..codegen import Elementwise, Let, Operand, Output
 from ..metal import scalar
 from ..pattern import PatternKernel
@@ -103,11 +103,10 @@ def drop_scalars(
     op: str, p: float, seed: int | mx.array, offset: int | mx.array
 ) -> tuple[mx.array, mx.array, mx.array]:
     """What `DROP_INPUTS` takes: p, offset and seed as 0-d arrays, checked."""
-    if not isinstance(p, (int, float)):
-        raise TypeError(f"[{op}] 'p' must be a number but got {type(p).__name__}.")
-    if not 0 <= p < 1:
+    chance = check_number(op, "p", p)
+    if not 0 <= chance < 1:
         raise ValueError(f"[{op}] 'p' must be in [0, 1) but got {p}.")
-    return scalar(float(p)), _number(op, "offset", offset), _number(op, "seed", seed)
+    return scalar(chance), _number(op, "offset", offset), _number(op, "seed", seed)
 
 
 def dropout(

@@ -22,7 +22,7 @@ from typing import Any
 import mlx.core as mx
 
 from .. import launch
-from ..arguments import Argument, check
+from ..arguments import Argument, check, check_flag, check_number
 from ..autograd import sum_chunks
 from ..body import BodyKernel
 from ..metal import scalar
@@ -150,9 +150,10 @@ def group_norm(
         raise ValueError(
             f"[group_norm] 'num_groups' must divide {x.shape[-1]} channels but got {groups}."
         )
+    check_flag("group_norm", "pytorch_compatible", pytorch_compatible)
     grouping = Grouping(groups, not pytorch_compatible, weight is not None, bias is not None)
     given = tuple(a for a in (weight, bias) if a is not None)
-    arrays = (x, *given, scalar(eps))
+    arrays = (x, *given, scalar(check_number("group_norm", "eps", eps)))
     if not x.size:
         return normed_and_statistics(grouping, *arrays)[0]
     return _forward(grouping, _on_cpu())(*arrays)[0]  # type: ignore[no-any-return]

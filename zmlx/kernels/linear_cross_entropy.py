@@ -27,12 +27,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import mlx.core as mx
 
 from .. import launch
-from ..arguments import Argument, check
+from ..arguments import Argument, check, check_flag
 from ..metal import scalar
 from ..registry import Case, Op, Option, register
 from ..targets import cpu
@@ -334,6 +335,7 @@ def linear_cross_entropy(
     """
     op = "linear_cross_entropy"
     check_reduction(op, reduction)
+    check_flag(op, "return_lse", return_lse)
     on, values = numbers(op, label_smoothing, z_loss, softcap)
     ignore = ignored_index(op, ignore_index)
     check(op, _ARGUMENTS, (hidden, weight, targets, bias, class_weights))
@@ -346,7 +348,7 @@ def linear_cross_entropy(
     flat = cpu.maybe_tracing((hidden, weight)) != cpu.DYNAMIC
     rows = [hidden, weight, targets, ignore]
     if flat:
-        rows[0], rows[2] = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+        rows[0], rows[2] = hidden.reshape(prod(lead), hidden.shape[-1]), targets.reshape(-1)
     if bias is not None:
         rows.append(bias)
     row_weights = None

@@ -19,7 +19,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..arguments import BOOLEAN, FLOATING, Argument, check_array, check_number
+from ..arguments import BOOLEAN, FLOATING, Argument, check_array, check_flag, check_number
 from ..autograd import sum_chunks
 from ..codegen import Let, Operand, Output, Pass, Reduce, Rowwise
 from ..launch import LONGEST_KEPT_ROW, settings
@@ -212,6 +212,9 @@ def _rows_of(lead: tuple[int, ...], own: tuple[int, ...]) -> mx.array:
 
 # ---- op -----------------------------------------------------------------------------------------
 
+#: An offset further from 0 is taken as this one: no axis is as long, and sums stay in 32 bits.
+_FAR = 2**30
+
 
 def _check(x: mx.array, mask: mx.array | None, causal: bool, offset: Any) -> None:
     op = "masked_softmax"
@@ -224,8 +227,7 @@ def _check(x: mx.array, mask: mx.array | None, causal: bool, offset: Any) -> Non
         own = (1,) * (x.ndim - len(shape)) + shape
         if len(own) > x.ndim or any(n not in (1, m) for n, m in zip(own, x.shape, strict=True)):
             raise ValueError(f"[{op}] 'mask' must broadcast to {tuple(x.shape)} but got {shape}.")
-    if not isinstance(causal, bool):
-        raise TypeError(f"[{op}] 'causal' must be True or False but got {type(causal).__name__}.")
+    check_flag(op, "causal", causal)
     if offset is None:
         return
     if not causal:
@@ -268,6 +270,10 @@ def masked_softmax(
     """
     _check(x, mask, causal, offset)
     factor = scalar(check_number("masked_softmax", "scale", scale))
+    if isinstance(offset, mx.array):
+        offset = mx.clip(offset, -_FAR, _FAR)
+    elif offset is not None:
+        offset = max(-_FAR, min(offset, _FAR))
     some = (x,) if mask is None else (x, mask)
     if settings().target == "reference" or cpu.maybe_tracing(some) == cpu.DYNAMIC:
         dtype = x.dtype if mask is None or mask.dtype == mx.bool_ else mx.result_type(*some)

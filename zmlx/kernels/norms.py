@@ -19,6 +19,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..arguments import check_number
 from ..metal import scalar
 from ..registry import COUNTS_ELEMENTS, ROWS, Case, Op, Option, register
 from .norm_kernels import Norm, forward
@@ -96,6 +97,7 @@ class Variants:
         arrays: tuple[mx.array, ...],
         weight: mx.array | None,
         bias: mx.array | None,
+        eps: float,
         *scalars: mx.array,
     ) -> Any:
         """Launches the kernel of these parameters."""
@@ -108,7 +110,7 @@ class Variants:
             arrays += (weight,)
         if bias is not None:
             arrays += (bias,)
-        return kernel(*arrays, *scalars)
+        return kernel(*arrays, scalar(check_number(self._norm.op, "eps", eps)), *scalars)
 
 
 _RMS_NORM = Variants("rms_norm", "rms")
@@ -131,7 +133,7 @@ def rms_norm(x: mx.array, weight: mx.array | None = None, eps: float = 1e-5) -> 
     Returns:
         An array of x's shape and the promoted dtype of x and weight. Gradients for x and weight.
     """
-    return _RMS_NORM((x,), weight, None, scalar(eps))  # type: ignore[no-any-return]
+    return _RMS_NORM((x,), weight, None, eps)  # type: ignore[no-any-return]
 
 
 def layer_norm(
@@ -156,7 +158,7 @@ def layer_norm(
     Returns:
         An array of x's shape and the promoted dtype of x, weight and bias. Gradients for all three.
     """
-    return _LAYER_NORM((x,), weight, bias, scalar(eps))  # type: ignore[no-any-return]
+    return _LAYER_NORM((x,), weight, bias, eps)  # type: ignore[no-any-return]
 
 
 def l2_norm(x: mx.array, eps: float = 1e-12) -> mx.array:
@@ -171,7 +173,7 @@ def l2_norm(x: mx.array, eps: float = 1e-12) -> mx.array:
     Returns:
         An array of x's shape and dtype. Gradient for x, which is dy / eps in a shorter row.
     """
-    return _L2_NORM((x,), None, None, scalar(eps))  # type: ignore[no-any-return]
+    return _L2_NORM((x,), None, None, eps)  # type: ignore[no-any-return]
 
 
 def add_rms_norm(
@@ -194,7 +196,7 @@ def add_rms_norm(
         y in the promoted dtype of x, residual and weight, and sum in that of x and residual, both
         of x's shape. Gradients for all three arrays, through both results.
     """
-    return _ADD_RMS_NORM((x, residual), weight, None, scalar(eps))  # type: ignore[no-any-return]
+    return _ADD_RMS_NORM((x, residual), weight, None, eps)  # type: ignore[no-any-return]
 
 
 def add_layer_norm(
@@ -222,7 +224,7 @@ def add_layer_norm(
         y in the promoted dtype of all arrays, and sum in that of x and residual, both of x's shape.
         Gradients for all four arrays, through both results.
     """
-    return _ADD_LAYER_NORM((x, residual), weight, bias, scalar(eps))  # type: ignore[no-any-return]
+    return _ADD_LAYER_NORM((x, residual), weight, bias, eps)  # type: ignore[no-any-return]
 
 
 # ---- registry -----------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..metal import scalar
 from ..registry import ROWS, Option
 from .dropout import DROP_OPTIONS, drop_reference, drop_scalars, with_seed
 from .norm_kernels import Norm
@@ -125,7 +124,7 @@ def rms_norm_dropout(
         An array of x's shape and the promoted dtype of x and weight. Gradients for x and weight.
     """
     drop = drop_scalars("rms_norm_dropout", p, seed, offset)
-    return _RMS_NORM_DROPOUT((x,), weight, None, scalar(eps), *drop)  # type: ignore[no-any-return]
+    return _RMS_NORM_DROPOUT((x,), weight, None, eps, *drop)  # type: ignore[no-any-return]
 
 
 def layer_norm_dropout(
@@ -151,7 +150,7 @@ def layer_norm_dropout(
         An array of x's shape and the promoted dtype of x, weight and bias. Gradients for all three.
     """
     drop = drop_scalars("layer_norm_dropout", p, seed, offset)
-    y = _LAYER_NORM_DROPOUT((x,), weight, bias, scalar(eps), *drop)
+    y = _LAYER_NORM_DROPOUT((x,), weight, bias, eps, *drop)
     return y  # type: ignore[no-any-return]
 
 
@@ -178,7 +177,7 @@ def dropout_add_rms_norm(
         y and sum as `add_rms_norm`. Gradients for all three arrays, through both results.
     """
     drop = drop_scalars("dropout_add_rms_norm", p, seed, offset)
-    y = _DROPOUT_ADD_RMS_NORM((x, residual), weight, None, scalar(eps), *drop)
+    y = _DROPOUT_ADD_RMS_NORM((x, residual), weight, None, eps, *drop)
     return y  # type: ignore[no-any-return]
 
 
@@ -207,7 +206,7 @@ def dropout_add_layer_norm(
         y and sum as `add_layer_norm`. Gradients for all four arrays, through both results.
     """
     drop = drop_scalars("dropout_add_layer_norm", p, seed, offset)
-    y = _DROPOUT_ADD_LAYER_NORM((x, residual), weight, bias, scalar(eps), *drop)
+    y = _DROPOUT_ADD_LAYER_NORM((x, residual), weight, bias, eps, *drop)
     return y  # type: ignore[no-any-return]
 
 

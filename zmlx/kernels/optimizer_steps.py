@@ -22,7 +22,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..arguments import Argument, check_number
+from ..arguments import Argument, check_flag, check_number
 from ..codegen import Elementwise, Let, Operand, Output
 from ..metal import scalar
 from ..packed import PackedKernel
@@ -184,7 +184,10 @@ _SGD_NESTEROV = PatternKernel(
 
 def check_betas(op: str, betas: Any) -> tuple[float, float]:
     """Two numbers in [0, 1), or an error."""
-    values = tuple(check_number(op, "betas", b) for b in betas)
+    try:
+        values = tuple(check_number(op, "betas", b) for b in tuple(betas))
+    except TypeError:
+        values = ()
     if len(values) != 2 or not all(0 <= b < 1 for b in values):
         raise ValueError(f"[{op}] 'betas' must be two numbers in [0, 1) but got {betas}.")
     return values[0], values[1]
@@ -214,8 +217,9 @@ def adamw(
         New parameter and moments, each in the dtype of the old. Gradients for p, g, m, v.
     """
     b1, b2 = check_betas("adamw", betas)
-    if step is not None and step < 1:
+    if step is not None and check_number("adamw", "step", step) < 1:
         raise ValueError(f"[adamw] 'step' must be None or from 1 on but got {step}.")
+    _check("adamw", learning_rate=learning_rate, eps=eps, weight_decay=weight_decay)
     c1, c2 = _corrections((b1, b2), step)
     numbers = (1.0, learning_rate * c1, 1 - learning_rate * weight_decay, c2,
                b1, 1 - b1, b2, 1 - b2, eps)  # fmt: skip
@@ -242,6 +246,7 @@ def lion(
         sign is 0.
     """
     b1, b2 = check_betas("lion", betas)
+    _check("lion", learning_rate=learning_rate, weight_decay=weight_decay)
     numbers = (1.0, learning_rate, 1 - learning_rate * weight_decay, b1, 1 - b1, b2, 1 - b2)
     return _LION(p, g, m, *map(_scalar, numbers))  # type: ignore[no-any-return]
 
@@ -266,9 +271,19 @@ def sgd(
     Returns:
         New parameter and velocity, each in the dtype of the old. Gradients for p, g, v.
     """
+    _check(
+        "sgd", learning_rate=learning_rate, momentum=momentum, weight_decay=weight_decay,
+        dampening=dampening,
+    )  # fmt: skip
+    check_flag("sgd", "nesterov", nesterov)
     numbers = (1.0, learning_rate, weight_decay, momentum, 1 - dampening)
     kernel = _SGD_NESTEROV if nesterov else _SGD
     return kernel(p, g, v, *map(_scalar, numbers))  # type: ignore[no-any-return]
+
+
+def _check(op: str, **numbers: Any) -> None:
+    for name, value in numbers.items():
+        check_number(op, name, value)
 
 
 def _scalar(value: float) -> mx.array:

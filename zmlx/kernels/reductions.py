@@ -20,7 +20,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..arguments import Argument
+from ..arguments import Argument, check_flag
 from ..codegen import Let, Operand, Output, Rowwise
 from ..interpret import expression_value
 from ..launch import settings
@@ -166,6 +166,7 @@ def _widened(x: mx.array) -> mx.array:
 
 def _total(name: str, x: mx.array, axis: Axes, keepdims: bool, mean: bool) -> mx.array:
     axes = named_axes(name, x, axis)
+    check_flag(name, "keepdims", keepdims)
     dtype = _inexact(x.dtype) if mean else _SUMS.get(x.dtype, x.dtype)
     if _is_plain(x):
         plain = mx.mean if mean else mx.sum
@@ -190,6 +191,7 @@ def _total(name: str, x: mx.array, axis: Axes, keepdims: bool, mean: bool) -> mx
 
 def _extreme(name: str, x: mx.array, axis: Axes, keepdims: bool) -> mx.array:
     axes = named_axes(name, x, axis)
+    check_flag(name, "keepdims", keepdims)
     p = plan(tuple(x.shape), axes)
     if p.elements == 0 and 0 not in p.shape:
         raise ValueError(f"[{name}] 'x' must have elements to reduce but got shape {x.shape}.")
@@ -219,6 +221,7 @@ def _spread_out(
     name: str, x: mx.array, axis: Axes, keepdims: bool, ddof: int, root: bool
 ) -> mx.array:
     axes = named_axes(name, x, axis)
+    check_flag(name, "keepdims", keepdims)
     try:
         ddof = index(ddof)
     except TypeError:

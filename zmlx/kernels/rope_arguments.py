@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..arguments import INDICES, check_array, check_number
+from ..arguments import INDICES, check_array, check_flag, check_number
 from ..metal import scalar
 from ..transforms import Arrays
 from .rope_kernels import AXES, EACH, START, STARTS, STEPS, Rotation, axes_of, paces
@@ -65,10 +65,8 @@ def turning(
         raise TypeError(f"[{op}] 'dims' must be an int but got {type(dims).__name__}.")
     if dims % 2 or not 2 <= dims <= d:
         raise bad("dims", f"be even and in [2, {d}]", dims)
-    if not isinstance(traditional, bool):
-        raise TypeError(
-            f"[{op}] 'traditional' must be True or False but got {type(traditional).__name__}."
-        )
+    check_flag(op, "traditional", traditional)
+    check_flag(op, "interleave_sections", interleave_sections)
     half = dims // 2
 
     if freqs is None:
@@ -86,9 +84,10 @@ def turning(
 
     axes: Arrays = ()
     if sections is not None:
-        sections = tuple(sections)
-        if not all(isinstance(n, int) and n >= 0 for n in sections) or sum(sections) != half:
+        sizes = tuple(sections) if isinstance(sections, Sequence) else ()
+        if not all(type(n) is int and n >= 0 for n in sizes) or sum(sizes) != half:
             raise bad("sections", f"be sizes ≥ 0 that sum to {half}", sections)
+        sections = sizes
         if positions is None:
             raise bad("positions", f"have shape ({len(sections)}, {batches}, {steps})", None)
         axes = (axes_of(sections, interleave_sections),)

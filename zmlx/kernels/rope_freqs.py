@@ -78,7 +78,12 @@ class _Model:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and isfinite(float(value))
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return isfinite(float(value))
+    except OverflowError:
+        return False
 
 
 _Scaled = tuple[list[float], float]
@@ -227,7 +232,7 @@ def rope_freqs(
     if not isinstance(scaling, Mapping):
         raise TypeError(f"[{_OP}] 'scaling' must be a dict but got {type(scaling).__name__}.")
     kind = scaling.get("type") or scaling.get("rope_type") or "default"
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError(
             f"[{_OP}] 'scaling' must have a 'type' of {', '.join(_KINDS)} but got {kind!r}."
         )

@@ -21,7 +21,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..arguments import Argument
+from ..arguments import Argument, check_flag
 from ..codegen import Output, Scan
 from ..launch import scan_parts, settings
 from ..pattern import PatternKernel
@@ -158,12 +158,11 @@ def _slope(columns: bool, reverse: bool, inclusive: bool) -> PatternKernel:
 def _cumulative(
     name: str, op: str, x: mx.array, axis: int | None, reverse: bool, inclusive: bool
 ) -> mx.array:
-    if axis is not None and not isinstance(axis, int):
-        raise TypeError(f"[{name}] 'axis' must be an int or None but got {type(axis).__name__}.")
-    axes = named_axes(name, x, axis)
+    axes = named_axes(name, x, axis, several=False)
+    check_flag(name, "reverse", reverse)
+    check_flag(name, "inclusive", inclusive)
     if axis is None:
         x, axes = x.reshape(-1), (0,)
-    reverse, inclusive = bool(reverse), bool(inclusive)
     if op == "sum" and x.dtype == mx.bool_:
         x = x.astype(mx.int32)
     if settings().target == "reference" or cpu.maybe_tracing((x,)) == cpu.DYNAMIC:

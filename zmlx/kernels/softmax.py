@@ -20,13 +20,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..arguments import Argument, check_array, check_axis
+from ..arguments import FLOATING, Argument, check_axis, check_flag
 from ..codegen import Let, Operand, Output, Pass, Reduce, Rowwise
 from ..pattern import PatternKernel
 from ..registry import Op, Option, register
 from ..transforms import Arrays
-
-Axes = int | Sequence[int] | None
+from .axes import Axes, named_axes
 
 
 def softmax_reference(x: mx.array, axis: int = -1, *, xp: Any = mx) -> Any:
@@ -182,7 +181,7 @@ _LOG_SOFTMAX = _with_lse("log_softmax", Output("y", "(x - shift) - rest"), _log_
 
 def over_axis(kernel: PatternKernel, x: mx.array, axis: int) -> mx.array:
     """A kernel of the last axis over another axis."""
-    if axis != -1:
+    if type(axis) is not int or axis != -1:
         axis = check_axis(kernel.name, x, axis)
         if axis != x.ndim - 1:
             return kernel(x.swapaxes(axis, -1)).swapaxes(axis, -1)  # type: ignore[no-any-return]
@@ -236,13 +235,14 @@ def logsumexp(x: mx.array, axis: Axes = -1, keepdims: bool = False) -> mx.array:
         An array of x's dtype; -inf for a row of -inf or of no elements, inf for a row with inf.
         Gradient for x.
     """
-    if axis == -1 and not keepdims:
+    check_flag("logsumexp", "keepdims", keepdims)
+    if type(axis) is int and axis == -1 and not keepdims:
         return _LOGSUMEXP(x)  # type: ignore[no-any-return]
-    check_array("logsumexp", "x", x)
-    given = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
-    axes = sorted(check_axis("logsumexp", x, a) for a in given)
-    if len(set(axes)) != len(axes) or not axes:
-        raise ValueError(f"[logsumexp] 'axis' must name different axes but got {axis}.")
+    axes = named_axes("logsumexp", x, axis, FLOATING)
+    if not axes:
+        raise ValueError(
+            f"[logsumexp] 'axis' must name different axes, at least one, but got {axis}."
+        )
     others = [a for a in range(x.ndim) if a not in axes]
     lead = len(others)
     if [*others, *axes] != list(range(x.ndim)):

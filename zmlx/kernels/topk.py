@@ -405,11 +405,9 @@ def topk(x: mx.array, k: int, axis: int | None = -1) -> tuple[mx.array, mx.array
         of the axis. Equal elements are in the order of their indices. NaN counts as larger than
         every number, as in `mx.sort`. Gradient for x, through the values.
     """
-    axes = named_axes("topk", x, axis)
+    axes = named_axes("topk", x, axis, several=False)
     if axis is None:
         x, axes = x.reshape(-1), (0,)
-    if len(axes) != 1:
-        raise TypeError(f"[topk] 'axis' must be an int or None but got {axis}.")
     try:
         count = index(k)
     except TypeError:

@@ -19,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 from .. import launch
-from ..arguments import INDICES, Argument, check_array
+from ..arguments import INDICES, Argument, check_array, check_flag
 from ..body import BodyKernel, Plan, constant
 from ..metal import KernelSpec, scalar
 from ..msl import header_for
@@ -260,6 +260,7 @@ def varlen_attention(
             f"{tuple(cu_seqlens_k.shape)}."
         )
     check_options(_OP, q.shape[0], scale, causal, window, softcap, sinks)
+    check_flag(_OP, "return_lse", return_lse)
     if not q.dtype == k.dtype == v.dtype:
         dtype = mx.result_type(q, k, v)
         q, k, v = q.astype(dtype), k.astype(dtype), v.astype(dtype)
