@@ -256,6 +256,22 @@ def test_entries_past_the_context_are_not_read():
     assert np.isfinite(np.array(bad_calls()["good"]())).all()
 
 
+def test_entries_past_the_context_have_no_part_in_gradients():
+    q, k, v = qkv()
+    few = mx.array([290, 20])
+    cache, table = paged(k, 16, np.random.default_rng(1))
+    wild = np.array(table)
+    wild[1, 2:] = 10_000_000
+    past = mx.arange(300)[:, None] >= few[:, None, None, None]
+    for function, values in (
+        (lambda q, k, v: decode_attention(q, k, v, few),
+         [q, mx.where(past, mx.nan, k), mx.where(past, mx.nan, v)]),
+        (lambda q, c: paged_attention(q, c, c, mx.array(wild), few), [q, cache]),
+    ):  # fmt: skip
+        every = mx.grad(lambda *xs, f=function: f(*xs).sum(), argnums=tuple(range(len(values))))
+        assert all(np.isfinite(np.array(x)).all() for x in every(*values))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
