@@ -1,6 +1,8 @@
 """scaled_dot_product_attention beyond what its entry's tests say: MLX's own results, identities,
 masks of every shape, random configurations, memory."""
 
+import math
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -75,6 +77,14 @@ def test_queries_without_keys_are_as_in_mlx():
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_without_keys_all_is_nan_or_with_sinks_0(kind):
+    q, k, v = qkv(keys=0)
+    with launch.geometry(kind):
+        assert mx.isnan(attention(q, k, v)).all()
+        assert (attention(q, k, v, sinks=mx.zeros((2,))) == 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("near", [{"causal": True}, {"window": 4}, {"causal": True, "window": 4}],
                          ids=str)  # fmt: skip
 def test_a_mask_that_drops_all_that_is_near(kind, near):
@@ -108,6 +118,17 @@ def test_gradient_of_an_added_mask_of_any_shape(kind, shape):
     with launch.geometry(kind):
         values = [*qkv(b=2, h=4, k=2), mask]
         check(values, which=(0, 1, 2, 3), causal=shape == (37, 70))
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3, 4])
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_shapeless_compile_takes_masks_of_other_shapes(axes, keeps):
+    compiled = mx.compile(lambda q, k, v, mask: attention(q, k, v, mask, causal=True),
+                          shapeless=True)  # fmt: skip
+    for queries, keys in ((6, 9), (7, 11)):
+        (mask,) = arrays((1, 2, queries, keys)[4 - axes :], seed=5)
+        values = [*qkv(queries=queries, keys=keys), mask > 0 if keeps else mask]
+        assert_right(compiled(*values), values, rounding=OF_MLX, causal=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -267,9 +288,12 @@ def test_memory_is_linear_up_to_16k():
         ({"sinks": mx.zeros((3,))}, r"'sinks' must have shape \(2,\) but got \(3,\)"),
         ({"window": 0}, r"'window' must be in \[1, 2\^30\) but got 0"),
         ({"window": 1.0}, "'window' must be an integer but got float"),
-        ({"softcap": -1.0}, "'softcap' must be positive but got -1.0"),
+        ({"softcap": -1.0}, "'softcap' must be positive and finite but got -1.0"),
+        ({"softcap": math.inf}, "'softcap' must be positive and finite but got inf"),
         ({"causal": 1}, "'causal' must be True or False but got int"),
         ({"scale": "a"}, "'scale' must be a number but got str"),
+        ({"q": mx.zeros((1, 2, 37, 0)), "k": mx.zeros((1, 1, 70, 0))},
+         r"'q' must have a last axis of at least 1 but got \(1, 2, 37, 0\)"),
         ({"k": mx.zeros((1, 1, 70, 15))}, r"'k' must have shape \(1, K, S, 16\)"),
         ({"v": mx.zeros((1, 1, 71, 8))}, r"'v' must have shape \(1, 1, 70, V\)"),
         ({"q": mx.zeros((1, 3, 37, 16)), "k": mx.zeros((1, 2, 70, 16)),

@@ -225,16 +225,22 @@ def bad_calls():
     wild = np.array(table)
     wild[1, 2] = 10_000_000
     few = mx.array([300, 20])
+    wide = np.array(table).astype(np.int64)
+    wide[1, 2] += 2**32
     return {
         "lengths": lambda: decode_attention(q, k, v, mx.array([300, 301])),
         "lengths below": lambda: decode_attention(q, k, v, mx.array([-1, 5])),
+        "lengths of 64 bits": lambda: decode_attention(q, k, v, mx.array(np.array([2**32 + 5, 5]))),
+        "block_table of 64 bits": lambda: paged_attention(
+            q, cache, cache, mx.array(wide), mx.array([9, 300])
+        ),
         "block_table": lambda: paged_attention(q, cache, cache, mx.array(wild), mx.array([9, 300])),
         "context_lens": lambda: paged_attention(q, cache, cache, table, mx.array([305, 20])),
         "good": lambda: paged_attention(q, cache, cache, mx.array(wild), few),
     }
 
 
-@pytest.mark.parametrize("name", ["lengths", "lengths below", "block_table", "context_lens"])
+@pytest.mark.parametrize("name", sorted(bad_calls().keys() - {"good"}))
 def test_values_out_of_range_raise(name, monkeypatch):
     call = bad_calls()[name]
     out = call()
@@ -248,6 +254,22 @@ def test_values_out_of_range_raise(name, monkeypatch):
 
 def test_entries_past_the_context_are_not_read():
     assert np.isfinite(np.array(bad_calls()["good"]())).all()
+
+
+def test_entries_past_the_context_have_no_part_in_gradients():
+    q, k, v = qkv()
+    few = mx.array([290, 20])
+    cache, table = paged(k, 16, np.random.default_rng(1))
+    wild = np.array(table)
+    wild[1, 2:] = 10_000_000
+    past = mx.arange(300)[:, None] >= few[:, None, None, None]
+    for function, values in (
+        (lambda q, k, v: decode_attention(q, k, v, few),
+         [q, mx.where(past, mx.nan, k), mx.where(past, mx.nan, v)]),
+        (lambda q, c: paged_attention(q, c, c, mx.array(wild), few), [q, cache]),
+    ):  # fmt: skip
+        every = mx.grad(lambda *xs, f=function: f(*xs).sum(), argnums=tuple(range(len(values))))
+        assert all(np.isfinite(np.array(x)).all() for x in every(*values))
 
 
 @pytest.mark.parametrize(

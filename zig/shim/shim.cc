@@ -178,8 +178,8 @@ class CoreRunner final : public Runner {
                         {g[0], g[1], g[2]},     {t[0], t[1], t[2]},
                         output_shapes_of(call), output_dtypes_of(call),
                         init_value_of(call)};
-    auto launch =
-        zmlx::prepare(kernel_, prepared, 0, {}, false, [](const std::function<void()>& slow) { slow(); });
+    auto at_once = [](const std::function<void()>& slow) { slow(); };
+    auto launch = zmlx::prepare(kernel_, prepared, 0, {}, false, at_once);
     std::lock_guard<std::mutex> lock(mutex_);
     if (launches_.try_emplace(key, launch).second) {
       order_.push_back(key);

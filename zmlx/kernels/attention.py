@@ -14,6 +14,7 @@ See `attention_kernels.py` for the method.
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import mlx.core as mx
@@ -55,9 +56,14 @@ def check_heads(op: str, q: mx.array, k: mx.array, v: mx.array) -> None:
 
 
 def check_options(
-    op: str, heads: int, scale: Any, causal: Any, window: Any, softcap: Any, sinks: Any
+    op: str, q: mx.array, scale: Any, causal: Any, window: Any, softcap: Any, sinks: Any
 ) -> None:
-    """Raises for options that are no such thing."""
+    """Raises for options that are no such thing, and for queries (…, H, L, D) without a D."""
+    heads, _, d = q.shape[-3:]
+    if d == 0:
+        raise ValueError(
+            f"[{op}] 'q' must have a last axis of at least 1 but got {tuple(q.shape)}."
+        )
     if scale is not None:
         check_number(op, "scale", scale)
     check_flag(op, "causal", causal)
@@ -66,8 +72,8 @@ def check_options(
             raise TypeError(f"[{op}] 'window' must be an integer but got {type(window).__name__}.")
         if not 1 <= window < 2**30:
             raise ValueError(f"[{op}] 'window' must be in [1, 2^30) but got {window}.")
-    if softcap is not None and not check_number(op, "softcap", softcap) > 0:
-        raise ValueError(f"[{op}] 'softcap' must be positive but got {softcap}.")
+    if softcap is not None and not 0 < check_number(op, "softcap", softcap) < inf:
+        raise ValueError(f"[{op}] 'softcap' must be positive and finite but got {softcap}.")
     if sinks is not None:
         check_array(op, "sinks", sinks)
         if tuple(sinks.shape) != (heads,):
@@ -83,8 +89,7 @@ def _mask_of(q: mx.array, k: mx.array, mask: mx.array) -> mx.array:
     shape = (1,) * (4 - mask.ndim) + tuple(mask.shape)
     if len(shape) > 4 or any(n not in (1, m) for n, m in zip(shape, full, strict=True)):
         raise ValueError(f"[{_OP}] 'mask' must broadcast to {full} but got {tuple(mask.shape)}.")
-    mask = mask.reshape(shape) if mask.ndim < 4 else mask
-    return mask.view(mx.uint8) if mask.dtype == mx.bool_ else mask
+    return mx.expand_dims(mask, list(range(4 - mask.ndim))) if mask.ndim < 4 else mask
 
 
 def scaled_dot_product_attention(
@@ -121,14 +126,14 @@ def scaled_dot_product_attention(
         (B, H, L, V) in the dtype that q, k and v promote to, or (out, lse). A query without a key
         within `causal` and `window`, or all of whose keys there a bool mask drops, attends to them
         all alike, as in MLX, or with a sink to nothing; one whose keys all have a mask of -inf is
-        NaN. Scores that a condition drops have the gradient 0. Gradients for q, k, v, an added mask
-        and sinks; lse may be differentiated too.
+        NaN. Where S is 0 all is NaN, or 0 with sinks. Scores that a condition drops have the
+        gradient 0. Gradients for q, k, v, an added mask and sinks; lse may be differentiated too.
 
     Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691. Sinks: Xiao et al. 2023,
     arXiv:2309.17453, learned as in gpt-oss.
     """
     check_heads(_OP, q, k, v)
-    check_options(_OP, q.shape[1], scale, causal, window, softcap, sinks)
+    check_options(_OP, q, scale, causal, window, softcap, sinks)
     check_flag(_OP, "return_lse", return_lse)
     if not q.dtype == k.dtype == v.dtype:
         dtype = mx.result_type(q, k, v)

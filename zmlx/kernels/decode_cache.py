@@ -162,9 +162,9 @@ const size_t row_v = size_t(batch) * size_t(v_strides[0]) + size_t(kv_head) * si
     + size_t(position) * size_t(v_strides[2]);
 """,
     PAGED: """\
-int block = int(block_table[size_t(batch) * size_t(block_table_strides[0])
+int64_t block = int64_t(block_table[size_t(batch) * size_t(block_table_strides[0])
     + size_t(position / SIZE) * size_t(block_table_strides[1])]);
-if (block < 0 || block >= int(k_shape[0])) {
+if (block < 0 || block >= int64_t(k_shape[0])) {
     ZMLX_FAIL("block_table", block);
     good = false;
     block = 0;

@@ -201,11 +201,11 @@ for (int r = 0; r < ROWS && first + r < rows; ++r) {
 """
 
 _LENGTH = """\
-length = int(lengths[size_t(batch) * size_t(lengths_strides[0])]);
-if (length < 0 || length > keys) {
-    ZMLX_FAIL("NAME", length);
-    good = false;
-    length = 0;
+const int64_t own_length = int64_t(lengths[size_t(batch) * size_t(lengths_strides[0])]);
+good = own_length >= 0 && own_length <= keys;
+length = good ? int(own_length) : 0;
+if (!good) {
+    ZMLX_FAIL("NAME", own_length);
 }
 """
 

@@ -221,7 +221,9 @@ def _dense(form: Cache, named: dict[str, mx.array], bits: int, xp: Any) -> tuple
     """Keys and values in float32 as arrays of their own."""
     k, v = named["k"], named["v"]
     if form.kind == PAGED:
-        k, v = (paged_dense(x, named["block_table"]) for x in (k, v))
+        # What the kernel does not read may be any number; MLX's take checks none.
+        table = mx.clip(named["block_table"], 0, max(0, k.shape[0] - 1))
+        k, v = (paged_dense(x, table) for x in (k, v))
     if form.kind == QUANTIZED:
         k, v = (
             unpacked(
@@ -233,7 +235,11 @@ def _dense(form: Cache, named: dict[str, mx.array], bits: int, xp: Any) -> tuple
             )
             for n in ("k", "v")
         )
-    return k.astype(mx.float32), v.astype(mx.float32)
+    k, v = k.astype(mx.float32), v.astype(mx.float32)
+    if form.lengths:  # what lies past the last key has no part in gradients, not even as NaN
+        own = mx.arange(k.shape[2])[:, None] < named["lengths"][:, None, None, None]
+        k, v = mx.where(own, k, 0.0), mx.where(own, v, 0.0)
+    return k, v
 
 
 # ---- what the ops share --------------------------------------------------------------------------

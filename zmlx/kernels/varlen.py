@@ -225,8 +225,9 @@ def varlen_attention(
             each sequence by itself.
 
     Returns:
-        (H, T, V) in the dtype that q, k and v promote to, or (out, lse) with lse (H, T). Sequences
-        that are no such thing make everything NaN; on the CPU the evaluation raises. Gradients for
+        (H, T, V) in the dtype that q, k and v promote to, or (out, lse) with lse (H, T). The
+        queries of a sequence without keys are NaN, or 0 with sinks. `cu_seqlens` that are no such
+        thing make everything NaN; on the CPU the evaluation raises. Gradients for
         q, k, v and sinks.
 
     As flash-attention's variable-length interface (Dao et al. 2022, arXiv:2205.14135).
@@ -259,7 +260,7 @@ def varlen_attention(
             f"[{_OP}] 'cu_seqlens_k' must have shape {tuple(cu_seqlens_q.shape)} but got "
             f"{tuple(cu_seqlens_k.shape)}."
         )
-    check_options(_OP, q.shape[0], scale, causal, window, softcap, sinks)
+    check_options(_OP, q, scale, causal, window, softcap, sinks)
     check_flag(_OP, "return_lse", return_lse)
     if not q.dtype == k.dtype == v.dtype:
         dtype = mx.result_type(q, k, v)
