@@ -318,6 +318,22 @@ def test_another_number_of_experts_compiles_nothing():
     assert after["compiles"] + after["cache_hits"] == before["compiles"] + before["cache_hits"]
 
 
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("experts, top_k", [(128, 8), (60, 8), (8, 2)])
+def test_rows_together_are_the_rows_alone(experts, top_k, dtype):
+    """A CPU takes 16 rows at once; of 37 the last 5 are not a whole block. NaN stays in its row."""
+    logits = normal(37, experts, seed=3, dtype=dtype)
+    rows, columns = mx.arange(37)[:, None], mx.arange(experts)
+    logits = mx.where((rows % 16 == 3) & (columns == 5), mx.nan, logits)
+    logits = mx.where((rows % 16 == 4) & (columns % 3 == 0), 1.0, logits).astype(dtype)
+    together = topk_gating(logits, top_k=top_k)
+    for row in range(37):
+        alone = topk_gating(logits[row], top_k=top_k)
+        for ours, theirs in zip(together, alone, strict=True):
+            np.testing.assert_array_equal(to_numpy(ours[row]), to_numpy(theirs))
+    assert np.isnan(to_numpy(together[0])).any(axis=-1).nonzero()[0].tolist() == [3, 19, 35]
+
+
 @GEOMETRIES
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
 def test_dispatch_copies_every_bit(geometry, dtype):
