@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import zmlx
 from zmlx import launch
-from zmlx.kernels import expert_ffn, moe_combine, moe_dispatch, moe_sort, topk_gating
+from zmlx.kernels import expert_ffn, moe_combine, moe_dispatch, moe_rows_text, moe_sort, topk_gating
 from zmlx.kernels.moe_experts import block_size
 from zmlx.testing import assert_matches, to_numpy
 
@@ -318,6 +318,43 @@ def test_another_number_of_experts_compiles_nothing():
     assert after["compiles"] + after["cache_hits"] == before["compiles"] + before["cache_hits"]
 
 
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("experts, top_k", [(128, 8), (60, 8), (8, 2)])
+def test_rows_together_are_the_rows_alone(experts, top_k, dtype):
+    """A CPU takes 16 rows at once; of 37 the last 5 are not a whole block. NaN stays in its row."""
+    logits = normal(37, experts, seed=3, dtype=dtype)
+    rows, columns = mx.arange(37)[:, None], mx.arange(experts)
+    logits = mx.where((rows % 16 == 3) & (columns == 5), mx.nan, logits)
+    logits = mx.where((rows % 16 == 4) & (columns % 3 == 0), 1.0, logits).astype(dtype)
+    together = topk_gating(logits, top_k=top_k)
+    for row in range(37):
+        alone = topk_gating(logits[row], top_k=top_k)
+        for ours, theirs in zip(together, alone, strict=True):
+            np.testing.assert_array_equal(to_numpy(ours[row]), to_numpy(theirs))
+    assert np.isnan(to_numpy(together[0])).any(axis=-1).nonzero()[0].tolist() == [3, 19, 35]
+
+
+@GEOMETRIES
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_dispatch_copies_every_bit(geometry, dtype):
+    """NaN keeps its payload, in whole lines of the cache and behind them."""
+    rng = np.random.default_rng(5)
+    bits = rng.integers(0, 256, (6, 83 * dtype.size), dtype=np.uint8)
+    bits.reshape(-1)[100 : 100 + 64] = 0xFF
+    x = mx.array(bits).view(dtype)
+    order = rng.permutation(18)
+    positions = mx.array(order.argsort().reshape(6, 3))
+    with launch.geometry(geometry):
+        rows = moe_dispatch(x, positions, mx.array(order)).view(mx.uint8)
+    np.testing.assert_array_equal(np.array(rows), bits[order // 3])
+
+
+def test_rows_ask_for_the_next_row_and_its_place():
+    walk = moe_rows_text.SPREAD.split("@COPY@")[1]
+    assert walk.count("ZMLX_PREFETCH(soon + j);") == 2
+    assert walk.count("ZMLX_PREFETCH(to + D_ + j);") == 2
+
+
 # ---- values out of range ------------------------------------------------------------------------
 
 
@@ -330,13 +367,15 @@ def test_an_expert_out_of_range_raises_at_eval(geometry, bad):
             mx.eval(routing.order)
 
 
+@pytest.mark.parametrize("columns", [5, 40])
 @pytest.mark.parametrize("name", ["order", "positions"])
-def test_a_row_out_of_range_raises_at_eval(name):
-    x, order = normal(2, 5), mx.array([0, 9, 2, 3])
+def test_a_row_out_of_range_raises_at_eval(name, columns):
+    x, order = normal(2, columns), mx.array([0, 9, 2, 3])
     if name == "order":
         out = moe_dispatch(x, mx.array([[0, 1], [2, 3]]), order)
     else:
-        out = moe_combine(normal(4, 5), normal(2, 2), order.reshape(2, 2), mx.array([0, 1, 2, 3]))
+        rows, weights = normal(4, columns), normal(2, 2)
+        out = moe_combine(rows, weights, order.reshape(2, 2), mx.array([0, 1, 2, 3]))
     with pytest.raises(RuntimeError, match=rf"'{name}' must be in range but got 9\."):
         mx.eval(out)
 

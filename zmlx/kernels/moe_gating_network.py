@@ -109,12 +109,26 @@ BODY = """\
     constexpr int WIDTH = ROWS * SPAN;
     uint keys[TURNS * DEPTH * WIDTH];
     uint best[DEPTH * WIDTH];
-    for (int j = 0; j < TURNS * DEPTH; ++j) {
+    if (SPAN == 16) {
         for (int r = 0; r < ROWS; ++r) {
-            for (int u = 0; u < SPAN; ++u) {
-                const int i = j * SPAN + u;
-                keys[j * WIDTH + r * SPAN + u] =
-                    (rank[r * SLOTS + i] & ~uint(PLACES)) | uint(PLACES - i);
+            uint own[SLOTS];
+            for (int i = 0; i < SLOTS; ++i) {
+                own[i] = (rank[r * SLOTS + i] & ~uint(PLACES)) | uint(PLACES - i);
+            }
+            for (int j = 0; j < TURNS * DEPTH; ++j) {
+                for (int u = 0; u < SPAN; ++u) {
+                    keys[j * WIDTH + r * SPAN + u] = own[j * SPAN + u];
+                }
+            }
+        }
+    } else {
+        for (int j = 0; j < TURNS * DEPTH; ++j) {
+            for (int r = 0; r < ROWS; ++r) {
+                for (int u = 0; u < SPAN; ++u) {
+                    const int i = j * SPAN + u;
+                    keys[j * WIDTH + r * SPAN + u] =
+                        (rank[r * SLOTS + i] & ~uint(PLACES)) | uint(PLACES - i);
+                }
             }
         }
     }
@@ -132,13 +146,15 @@ BODY = """\
     }
     for (int k = 0; k < K; ++k) {
         for (int r = 0; r < ROWS; ++r) {
-            const uint key = best[k * WIDTH + r];
-            const uint place = uint(PLACES) - (key & uint(PLACES));
-            chosen[k * ROWS + r] = int(place);
-            // All lower bits of a negative number's rank are ones.
-            held[k * ROWS + r] = SHORT
-                ? (key & ~uint(PLACES)) | (key >> 31 ? 0u : uint(PLACES))
-                : rank[r * SLOTS + place];
+            held[k * ROWS + r] = best[k * WIDTH + r];
         }
+    }
+    for (int c = 0; c < K * ROWS; ++c) {
+        const uint key = held[c];
+        const int place = PLACES - int(key & uint(PLACES));
+        chosen[c] = place;
+        // All lower bits of a negative number's rank are ones.
+        held[c] = SHORT ? (key & ~uint(PLACES)) | (key >> 31 ? 0u : uint(PLACES))
+                        : rank[c % ROWS * SLOTS + place];
     }
 """

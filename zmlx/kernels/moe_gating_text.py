@@ -64,27 +64,55 @@ if (group * RPG * ROWS >= rows) {
 uint rank[ROWS * SLOTS];
 float shift[ROWS];
 float norm[ROWS];
-float nan[ROWS];
-for (int r = 0; r < ROWS; ++r) {
+// 1, or NaN for all weights of a row.
+float spoilt[ROWS];
+const bool full = ROWS > 1 && first + ROWS <= rows;
+// Nothing but the logits counts, and a thread has whole rows, which are one after the other.
+constexpr bool FLAT = ROWS > 1 && BY_LOGIT && (NORMALIZE || !SOFTMAX) && SLOTS == E;
+if (FLAT) {
+    auto x = logits + size_t(first) * E;
+    int odd = full ? 0 : 1;
+    if (full) {
+        for (int i = 0; i < ROWS * E; ++i) {
+            const float v = float(x[i]);
+            odd += v != v ? 1 : 0;
+            rank[i] = zmlx_rank(v);
+        }
+    } else {
+        for (int i = 0; i < ROWS * E; ++i) {
+            rank[i] = zmlx_rank(float(x[min(uint(i / E), rows - 1 - first) * E + i % E]));
+        }
+    }
+    for (int r = 0; r < ROWS; ++r) {
+        norm[r] = 1.0f;
+        spoilt[r] = 1.0f;
+    }
+    if (SOFTMAX && odd > 0) {
+        for (int i = 0; i < ROWS * E; ++i) {
+            spoilt[i / E] = rank[i] == zmlx_rank(NAN) ? NAN : spoilt[i / E];
+        }
+    }
+}
+for (int r = 0; r < (FLAT ? 0 : ROWS); ++r) {
     const int own = r * SLOTS;
     // A surplus row of the last group repeats the last row and stores nothing.
     auto x = logits + size_t(min(first + r, rows - 1)) * E;
-    @LOAD@
-    nan[r] = 0.0f;
+    int count = 0;
+    for (int i = 0; i < PER; ++i) {
+        const int e = int(lane) + i * LANES;
+        const float v = e < E ? float(x[e]) : -INFINITY;
+        count += v != v ? 1 : 0;
+        rank[own + i] = e < E ? zmlx_rank(v) : 0u;
+    }
+    spoilt[r] = 1.0f;
     if (SOFTMAX) {
-        int count = 0;
-        for (int i = 0; i < PER; ++i) {
-            count += value[i] != value[i] ? 1 : 0;
-        }
-        nan[r] = zmlx_lanes<LANES, zmlx_lane_sum>(float(count));
+        const float nans = zmlx_lanes<LANES, zmlx_lane_sum>(float(count));
+        spoilt[r] = nans > 0.0f ? NAN : 1.0f;
     }
     shift[r] = 0.0f;
     norm[r] = 1.0f;
-    if (BY_LOGIT) {
-        for (int i = 0; i < PER; ++i) {
-            rank[own + i] = int(lane) + i * LANES < E ? zmlx_rank(value[i]) : 0u;
-        }
-    }
+    // Unused, and so not there, where the choice goes by the logits and the sum is of the chosen.
+    @LOAD@
     if (SOFTMAX && (!BY_LOGIT || !NORMALIZE)) {
         @SOFTMAX@
         shift[r] = top;
@@ -157,11 +185,38 @@ for (int r = 0; r < ROWS; ++r) {
 int chosen[K * ROWS];
 uint held[K * ROWS];
 @NETWORK@
-for (int r = 0; r < ROWS; ++r) {
-    const int own = r * SLOTS;
-    bool known = true;
-    if (NETWORK && !SHORT) {
-        // As many are better than the last choice as were chosen before, each after a better one.
+// As many are better than the last choice of a row as were chosen before, each after a better one.
+// If each is, then as many or more are better, so that their number over all rows tells.
+bool known = NETWORK && SHORT;
+if (NETWORK && !SHORT) {
+    int wrong[K * ROWS] = {0};
+    for (int b = ROWS; b < K * ROWS; ++b) {
+        const int a = b - ROWS;
+        const bool equal = held[a] == held[b];
+        wrong[b] = (held[a] > held[b]) | (equal & (chosen[a] < chosen[b])) ? 0 : 1;
+    }
+    int better[SLOTS] = {0};
+    for (int r = 0; r < ROWS; ++r) {
+        const uint worst = held[(K - 1) * ROWS + r];
+        const int at = chosen[(K - 1) * ROWS + r];
+        for (int i = 0; i < SLOTS; ++i) {
+            const uint other = rank[r * SLOTS + i];
+            better[i] += (other > worst) | ((other == worst) & (i < at)) ? 1 : 0;
+        }
+    }
+    int faults = 0;
+    for (int c = 0; c < K * ROWS; ++c) {
+        faults += wrong[c];
+    }
+    int all = 0;
+    for (int i = 0; i < SLOTS; ++i) {
+        all += better[i];
+    }
+    known = faults == 0 && all == ROWS * (K - 1);
+}
+if (NETWORK && !known) {
+    for (int r = 0; r < ROWS; ++r) {
+        const int own = r * SLOTS;
         const uint worst = held[(K - 1) * ROWS + r];
         const int at = chosen[(K - 1) * ROWS + r];
         int better = 0;
@@ -169,18 +224,21 @@ for (int r = 0; r < ROWS; ++r) {
             const bool equal = rank[own + i] == worst;
             better += (rank[own + i] > worst) | (equal & (i < at)) ? 1 : 0;
         }
-        known = better == K - 1;
+        bool sorted = better == K - 1;
         for (int k = 1; k < K; ++k) {
             const int b = k * ROWS + r;
             const int a = b - ROWS;
             const bool equal = held[a] == held[b];
-            known = known & ((held[a] > held[b]) | (equal & (chosen[a] < chosen[b])));
+            sorted = sorted & ((held[a] > held[b]) | (equal & (chosen[a] < chosen[b])));
+        }
+        if (!sorted) {
+            @CHOOSE_ALONE@
         }
     }
-    if (NETWORK && !known) {
-        @CHOOSE_ALONE@
-    }
-    if (!NETWORK) {
+}
+if (!NETWORK) {
+    for (int r = 0; r < ROWS; ++r) {
+        const int own = r * SLOTS;
         @CHOOSE@
     }
 }
@@ -213,16 +271,26 @@ for (int k = 0; k < K; ++k) {
         sum[r] += p;
     }
 }
+const float whole = scale;
 for (int r = 0; r < ROWS; ++r) {
-    float factor = scale * (NORMALIZE ? 1.0f / sum[r] : norm[r]);
-    if (SOFTMAX) {
-        factor = nan[r] > 0.0f ? NAN : factor;
+    norm[r] = whole * (NORMALIZE ? 1.0f / sum[r] : norm[r]) * spoilt[r];
+}
+const size_t begin = size_t(first) * K;
+if (full) {
+    // The outputs of one thread are consecutive.
+    for (int c = 0; c < ROWS * K; ++c) {
+        weights[begin + c] = T(score[c % K * ROWS + c / K] * norm[c / K]);
     }
-    const uint row = first + r;
-    if (row < rows) {
-        for (int own = int(lane); own < K; own += LANES) {
-            weights[size_t(row) * K + own] = T(score[own * ROWS + r] * factor);
-            indices[size_t(row) * K + own] = uint(chosen[own * ROWS + r]);
+    for (int c = 0; c < ROWS * K; ++c) {
+        indices[begin + c] = uint(chosen[c % K * ROWS + c / K]);
+    }
+} else {
+    for (int r = 0; r < ROWS; ++r) {
+        if (first + r < rows) {
+            for (int own = int(lane); own < K; own += LANES) {
+                weights[begin + r * K + own] = T(score[own * ROWS + r] * norm[r]);
+                indices[begin + r * K + own] = uint(chosen[own * ROWS + r]);
+            }
         }
     }
 }

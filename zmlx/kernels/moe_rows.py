@@ -48,6 +48,7 @@ def moe_combine_reference(
 
 _CPU_COLUMNS = 16384
 _CPU_STEP = 64
+_CACHE_LINE = 64
 
 
 def _columns(settings: launch.Settings, d: int, rows: int, step: bool) -> launch.Geometry:
@@ -65,8 +66,9 @@ def _spread_plan(settings: launch.Settings, inputs: Arrays) -> Plan:
     x, positions, order = inputs[0], inputs[-2], inputs[-1]
     d, rows = x.shape[-1], order.size
     geometry = _columns(settings, d, rows, False)
+    line = _CACHE_LINE // x.dtype.size if launch.is_cpu(settings) else dict(geometry.template)["V"]
     return Plan(
-        template=(("T", x.dtype), *geometry.template),
+        template=(("T", x.dtype), *geometry.template, ("LINE", line)),
         geometry=geometry,
         shapes=((rows, d),),
         dtypes=(x.dtype,),
@@ -111,7 +113,8 @@ def _numbers(**values: int) -> tuple[mx.array, ...]:
 def _spec(name: str, inputs: tuple[str, ...], output: str, body: str, **parts: str) -> KernelSpec:
     for key, part in parts.items():
         body = body.replace(f"@{key}@", part)
-    return KernelSpec(name, inputs, (output,), body, msl.header_for("ZMLX_FAIL"))
+    header = msl.header_for("ZMLX_FAIL") + text.HEADER
+    return KernelSpec(name, inputs, (output,), body, header)
 
 
 def _dispatch_vjp(
