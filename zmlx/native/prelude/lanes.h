@@ -61,26 +61,31 @@ METAL_FUNC zmlx_floats<N> zmlx_fma(zmlx_floats<N> a, zmlx_floats<N> b, zmlx_floa
   return {a.zk_values * b.zk_values + c.zk_values};
 }
 
-// N bytes from p on as integers, which g++ widens in some ten instructions unless it is told.
 template <int N>
-METAL_FUNC typename zk_packed_lanes<int, N>::zk_type zk_widened(const metal::uchar* p) {
+struct zk_integers {
+  typedef int zk_type __attribute__((vector_size(4 * N)));
+  zk_type zk_values;
+};
+
+// N bytes from p on, which g++ widens in some ten instructions unless it is told.
+template <int N>
+METAL_FUNC zk_integers<N> zk_widened(const metal::uchar* p) {
   const auto bytes = *(const typename zk_packed_lanes<unsigned char, N>::zk_type*)p;
-  return __builtin_convertvector(bytes, typename zk_packed_lanes<int, N>::zk_type);
+  return {__builtin_convertvector(bytes, typename zk_integers<N>::zk_type)};
 }
 
 #if defined(__AVX2__) && !defined(__clang__)
 template <>
-METAL_FUNC zk_packed_lanes<int, 16>::zk_type zk_widened<16>(const metal::uchar* p) {
+METAL_FUNC zk_integers<16> zk_widened<16>(const metal::uchar* p) {
   typedef char zk_bytes __attribute__((vector_size(16)));
   zk_bytes bytes;
   __builtin_memcpy(&bytes, p, 16);
 #ifdef __AVX512F__
-  typedef int zk_integers __attribute__((vector_size(64)));
-  return __builtin_ia32_pmovzxbd512_mask(bytes, zk_integers{}, -1);
+  return {__builtin_ia32_pmovzxbd512_mask(bytes, zk_integers<16>::zk_type{}, -1)};
 #else
   const zk_bytes upper = __builtin_shuffle(bytes, zk_bytes{8, 9, 10, 11, 12, 13, 14, 15});
   const auto low = __builtin_ia32_pmovzxbd256(bytes), high = __builtin_ia32_pmovzxbd256(upper);
-  zk_packed_lanes<int, 16>::zk_type both;
+  zk_integers<16> both;
   __builtin_memcpy(&both, &low, 32);
   __builtin_memcpy((char*)&both + 32, &high, 32);
   return both;
@@ -92,7 +97,7 @@ METAL_FUNC zk_packed_lanes<int, 16>::zk_type zk_widened<16>(const metal::uchar* 
 template <int BITS, int N>
 METAL_FUNC zmlx_floats<N> zmlx_dequantized(const metal::uchar* p, int place, float scale,
                                            float bias) {
-  auto codes = zk_widened<N>(p) >> BITS * place;
+  auto codes = zk_widened<N>(p).zk_values >> BITS * place;
   const auto scales = zmlx_splat<N>(scale), biases = zmlx_splat<N>(bias);
 #if defined(__AVX512F__) && !defined(__clang__)
   // All 16 values that 4 bits have, of which one instruction picks by the low bits of its lanes.
