@@ -99,7 +99,7 @@ def test_quantized_equals_the_plain_op(kind, bits, group_size, dtype):
 @pytest.mark.parametrize(("d", "v"), [(32, 96), (96, 64), (192, 32), (64, 320)])
 @pytest.mark.parametrize("queries", [1, 3])
 def test_packed_rows_may_have_any_number_of_words(bits, d, v, queries):
-    """A thread takes 16, 8 or 4 words at once, of one group of 32 values or of several."""
+    """A thread takes 16 bytes at once, which are a group of 32 values or half of one."""
     q, k, values = qkv(d=d, v=v, keys=45, queries=queries)
     some = [mx.quantize(x, 32, bits) for x in (k, values)]
     expanded = [mx.dequantize(*x, 32, bits) for x in some]
@@ -113,18 +113,20 @@ def test_lanes_in_registers_equal_lanes_in_loops(dtype):
     loops = LANES[LANES.index("template") : LANES.index("// Before a loop")]
     each = """
     {
+        const float by = float(a[3]), plus = float(a[4]);
         const auto x = NAME_read<N>(a + 1), y = NAME_read<N>(a + 2);
         NAME_write<N>(out, NAME_fma<N>(x, NAME_splat<N>(a[0]), y));
         NAME_write<N>(out + N, x);
-        for (int place = 0; place < 8; ++place) {
-            NAME_write<N>(out + (2 + place) * N, NAME_codes<4, N>(words + 3, place));
-            NAME_write<N>(out + (10 + place) * N, NAME_codes<8, N>(words + 1, place % 4));
+        NAME_write<N>(out + 2 * N, NAME_dequantized<8, N>(bytes + 1, 0, by, plus));
+        for (int place = 0; place < 2; ++place) {
+            const auto z = NAME_dequantized<4, N>(bytes + 3, place, by, plus);
+            NAME_write<N>(out + (3 + place) * N, z);
         }
     }
     """
     kernel = metal.kernel(
         name="lanes",
-        input_names=["a", "words"],
+        input_names=["a", "bytes"],
         output_names=["registers", "looped"],
         source=each.replace("NAME", "zmlx").replace("out", "registers")
         + each.replace("NAME", "loop").replace("out", "looped"),
@@ -134,15 +136,15 @@ def test_lanes_in_registers_equal_lanes_in_loops(dtype):
     )
     rng = np.random.default_rng(0)
     a = mx.array(rng.standard_normal(20) * 50).astype(dtype)
-    words = mx.array(rng.integers(0, 256, 80).astype(np.uint8))
+    packed = mx.array(rng.integers(0, 256, 20).astype(np.uint8))
     for n in (4, 8, 16):
         registers, looped = kernel(
             a,
-            words,
+            packed,
             template=[("N", n)],
             grid=(1, 1, 1),
             threadgroup=(1, 1, 1),
-            output_shapes=[(18 * n,)] * 2,
+            output_shapes=[(5 * n,)] * 2,
             output_dtypes=[mx.float32] * 2,
         )
         assert np.array_equal(registers, looped)

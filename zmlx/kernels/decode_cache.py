@@ -118,25 +118,20 @@ for (int e = 0; e < count * (D@ / GROUP); ++e) {
     scales[e] = float(#_scales[rows_#[0] * (D@ / GROUP) + e]);
     biases[e] = float(#_biases[rows_#[0] * (D@ / GROUP) + e]);
 }
-if (PER % W@ != 0) {
-    zmlx_repeat<KEYS * (D@ / GROUP), PER>(scales_of_words, scales);
-    zmlx_repeat<KEYS * (D@ / GROUP), PER>(biases_of_words, biases);
-}
 const auto soon =
-    zmlx_packed_of<W, BITS, PER, SOON_D / PLACES * 4>(SOON, SOON_ROWS, scales, biases);
-const auto cache = zmlx_packed_of<W@, BITS, PER, D@ / PLACES * 4>(
-    #, rows_#, PER % W@ != 0 ? scales_of_words : scales,
-    PER % W@ != 0 ? biases_of_words : biases);
+    zmlx_packed_of<W, BITS, GROUP / PLACES, SOON_D / PLACES>(SOON, SOON_ROWS, scales, biases);
+const auto cache =
+    zmlx_packed_of<W, BITS, GROUP / PLACES, D@ / PLACES>(#, rows_#, scales, biases);
 @use
 """,
 }
 
 _USE = {
-    "k": "zmlx_dots<ROWS, KEYS, STEPS, W>(part, own, cache, soon);\n",
+    "k": "zmlx_dots<ROWS, KEYS, STEPS, W, PLACES>(part, own, cache, soon);\n",
     "v": """\
 constexpr int BLOCK = ROWS <= 4 && STEPS_V % 4 == 0 ? 4 : STEPS_V % 2 == 0 ? 2 : 1;
 for (int e = 0; e < STEPS_V; e += BLOCK) {
-    zmlx_weigh<ROWS, KEYS, STEPS_V, W_V, BLOCK>(o, s, e, count, cache, soon);
+    zmlx_weigh<ROWS, KEYS, STEPS_V, W, BLOCK>(o, s, e, count, cache, soon);
 }
 """,
 }
@@ -145,11 +140,8 @@ for (int e = 0; e < STEPS_V; e += BLOCK) {
 _ROOM = {
     PLAIN: "",
     QUANTIZED: """\
-constexpr int PER = GROUP * BITS / 32;
-constexpr int WIDEST = D > DV ? D : DV;
-float scales[ALONE ? KEYS * WIDEST / GROUP : 1], biases[ALONE ? KEYS * WIDEST / GROUP : 1];
-float scales_of_words[ALONE ? KEYS * WIDEST / PLACES : 1];
-float biases_of_words[ALONE ? KEYS * WIDEST / PLACES : 1];
+constexpr int GROUPS = ALONE ? KEYS * (D > DV ? D : DV) / GROUP : 1;
+float scales[GROUPS], biases[GROUPS];
 """,
 }
 

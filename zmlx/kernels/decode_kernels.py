@@ -33,20 +33,19 @@ HEADER = """\
 """
 
 #: Values `slot` of a thread. One thread has them in steps of W lanes: lane u of step e is value
-#: ((e / PLACES) W + u) PLACES + e % PLACES of a row, a value of word u for packed ones.
+#: ((e / PLACES) W + u) PLACES + e % PLACES of a row, a value of byte u for packed ones.
 _SLOTS = """\
 constexpr bool ALONE = TPR == 1;
-constexpr int PLACES = ALONE && BITS > 0 ? 32 / BITS : 1;
-constexpr int W = PLACES == 1 || D / PLACES % 16 == 0 ? 16 : D / PLACES % 8 == 0 ? 8 : 4;
-constexpr int W_V = PLACES == 1 || DV / PLACES % 16 == 0 ? 16 : DV / PLACES % 8 == 0 ? 8 : 4;
+constexpr int PLACES = ALONE && BITS > 0 ? 8 / BITS : 1;
+constexpr int W = 16;
 constexpr int STEPS = (D + W - 1) / W;
-constexpr int STEPS_V = (DV + W_V - 1) / W_V;
+constexpr int STEPS_V = (DV + W - 1) / W;
 // Of a simdgroup: with 4 bits first the low halves of a thread's bytes, then the high ones.
 constexpr int PARTS = BITS == 4 ? 2 : 1;
 constexpr int HALF = (D / PARTS + TPR - 1) / TPR;
 constexpr int HALF_V = (DV / PARTS + TPR - 1) / TPR;
 constexpr int SLOTS = ALONE ? STEPS * W : HALF * PARTS;
-constexpr int SLOTS_V = ALONE ? STEPS_V * W_V : HALF_V * PARTS;
+constexpr int SLOTS_V = ALONE ? STEPS_V * W : HALF_V * PARTS;
 const int lane = int(thread_index_in_simdgroup);
 """
 
@@ -187,7 +186,7 @@ for (int r = 0; r < ROWS && first + r < rows; ++r) {
     const size_t at =
         ((size_t(batch) * kv_heads + kv_head) * rows + first + r) * splits + split;
     for (int e = 0; e < SLOTS_V; ++e) {
-        const int d = ALONE ? (e / (W_V * PLACES) * W_V + e % W_V) * PLACES + e / W_V % PLACES
+        const int d = ALONE ? (e / (W * PLACES) * W + e % W) * PLACES + e / W % PLACES
                             : (e % HALF_V * TPR + lane) * PARTS + e / HALF_V;
         if (d < DV) {
             found[at * DV + d] = o[r * SLOTS_V + e];

@@ -2,9 +2,9 @@
 
 On the CPU a `zmlx_floats<N>` is a vector register (`native/prelude/lanes.h`), which loops over
 arrays would leave to chance: g++ 12 stores their sums at every step and widens 16 bytes in ten
-instructions. Packed values are therefore taken from words of 32 bits, which are as wide as floats:
-lane u of a step has value `place` of word u, and all lanes share one shift. A GPU compiles the same
-text with plain loops and does not run it.
+instructions. Lane u of a step of packed values has value `place` of byte u, so that all lanes share
+one shift and, since groups are whole numbers of 32 values, one scale and one bias. A GPU compiles
+the same text with plain loops and does not run it.
 """
 
 from __future__ import annotations
@@ -51,13 +51,12 @@ inline zmlx_floats<N> zmlx_fma(zmlx_floats<N> a, zmlx_floats<N> b, zmlx_floats<N
     return c;
 }
 
-// Of each of N words of 32 bits from p on, as they lie in memory: its value `place` of BITS bits.
+// Of each of N bytes from p on: its value `place` of BITS bits, times scale, plus bias.
 template <int BITS, int N, typename P>
-inline zmlx_floats<N> zmlx_codes(P p, int place) {
+inline zmlx_floats<N> zmlx_dequantized(P p, int place, float scale, float bias) {
     zmlx_floats<N> lanes;
-    const int bit = BITS * place;
     for (int u = 0; u < N; ++u) {
-        lanes.x[u] = float(int(p[4 * u + bit / 8]) >> bit % 8 & ((1 << BITS) - 1));
+        lanes.x[u] = fma(float(int(p[u]) >> BITS * place & ((1 << BITS) - 1)), scale, bias);
     }
     return lanes;
 }
@@ -68,14 +67,15 @@ inline zmlx_floats<N> zmlx_codes(P p, int place) {
 
 PRODUCTS = """\
 
-// Rows of SIZE numbers: step e of row `key` is its values e W ... e W + W - 1. Asking for a row is
-// asking for every `parts`-th of its lines of 64 bytes, each LINE values long.
+// Rows of SIZE numbers: step e of row `key` is its values e W ... e W + W - 1. Asked for is step
+// e + b. Asking for a row is asking for every `parts`-th of its lines of 64 bytes, each LINE values
+// long.
 template <int W, int SIZE, int LINE, typename P>
 struct zmlx_numbers {
     P values;
     thread size_t* rows;
-    zmlx_floats<W> at(int key, int e) const {
-        return zmlx_read<W>(values + rows[key] + e * W);
+    zmlx_floats<W> at(int key, int e, int b) const {
+        return zmlx_read<W>(values + rows[key] + (e + b) * W);
     }
     void ask(int key, int part, int parts) const {
         for (int i = part * LINE; i < SIZE; i += parts * LINE) {
@@ -90,25 +90,20 @@ inline zmlx_numbers<W, SIZE, LINE, P> zmlx_numbers_of(P values, thread size_t* r
     return view;
 }
 
-// Rows of SIZE bytes of packed values: step e is value e % PLACES of W words, PER words a group.
-// Scales and biases are there once a group if W words are always of one group, else once a word.
-template <int W, int BITS, int PER, int SIZE, typename P>
+// Rows of SIZE bytes of packed values, GROUP bytes a group: step e is value e % PLACES of W bytes,
+// which are of one group. Asked for is step e + b, where e is a multiple of PLACES.
+template <int W, int BITS, int GROUP, int SIZE, typename P>
 struct zmlx_packed {
     P values;
     thread size_t* rows;
     thread float* scales;
     thread float* biases;
-    zmlx_floats<W> at(int key, int e) const {
-        constexpr int PLACES = 32 / BITS;
-        const int word = e / PLACES * W;
-        const zmlx_floats<W> codes =
-            zmlx_codes<BITS, W>(values + rows[key] * SIZE + 4 * word, e % PLACES);
-        if (PER % W != 0) {
-            const int spot = key * (SIZE / 4) + word;
-            return zmlx_fma<W>(codes, zmlx_read<W>(scales + spot), zmlx_read<W>(biases + spot));
-        }
-        const int spot = (key * (SIZE / 4) + word) / PER;
-        return zmlx_fma<W>(codes, zmlx_splat<W>(scales[spot]), zmlx_splat<W>(biases[spot]));
+    zmlx_floats<W> at(int key, int e, int b) const {
+        constexpr int PLACES = 8 / BITS;
+        const int byte = (e / PLACES + b / PLACES) * W;
+        const int group = key * (SIZE / GROUP) + byte / GROUP;
+        return zmlx_dequantized<BITS, W>(
+            values + rows[key] * SIZE + byte, b % PLACES, scales[group], biases[group]);
     }
     void ask(int key, int part, int parts) const {
         for (int i = part * 64; i < SIZE; i += parts * 64) {
@@ -117,10 +112,10 @@ struct zmlx_packed {
     }
 };
 
-template <int W, int BITS, int PER, int SIZE, typename P>
-inline zmlx_packed<W, BITS, PER, SIZE, P> zmlx_packed_of(
+template <int W, int BITS, int GROUP, int SIZE, typename P>
+inline zmlx_packed<W, BITS, GROUP, SIZE, P> zmlx_packed_of(
     P values, thread size_t* rows, thread float* scales, thread float* biases) {
-    zmlx_packed<W, BITS, PER, SIZE, P> view = {values, rows, scales, biases};
+    zmlx_packed<W, BITS, GROUP, SIZE, P> view = {values, rows, scales, biases};
     return view;
 }
 
@@ -190,19 +185,9 @@ inline void zmlx_weights(
     }
 }
 
-// out[i TIMES] ... out[i TIMES + TIMES - 1] = x[i].
-template <int N, int TIMES>
-inline void zmlx_repeat(thread float* out, thread float* x) {
-    for (int i = 0; i < N; ++i) {
-        for (int t = 0; t < TIMES; ++t) {
-            out[i * TIMES + t] = x[i];
-        }
-    }
-}
-
 // For each row and key W sums, which add up to own[row] · cache[key]. Meanwhile the rows of `soon`
-// are on their way.
-template <int ROWS, int KEYS, int STEPS, int W, typename C, typename Q>
+// are on their way. AT divides STEPS: steps that are written out.
+template <int ROWS, int KEYS, int STEPS, int W, int AT, typename C, typename Q>
 inline void zmlx_dots(thread float* part, thread float* own, C cache, Q soon) {
     for (int key = 0; key < KEYS; ++key) {
         soon.ask(key, 0, 1);
@@ -211,11 +196,15 @@ inline void zmlx_dots(thread float* part, thread float* own, C cache, Q soon) {
         for (int r = 0; r < ROWS; ++r) {
             sums[r] = zmlx_splat<W>(0.0f);
         }
-        for (int e = 0; e < STEPS; ++e) {
-            const zmlx_floats<W> x = cache.at(key, e);
+        for (int e = 0; e < STEPS; e += AT) {
             ZMLX_UNROLL
-            for (int r = 0; r < ROWS; ++r) {
-                sums[r] = zmlx_fma<W>(zmlx_read<W>(own + (r * STEPS + e) * W), x, sums[r]);
+            for (int b = 0; b < AT; ++b) {
+                const zmlx_floats<W> x = cache.at(key, e, b);
+                ZMLX_UNROLL
+                for (int r = 0; r < ROWS; ++r) {
+                    sums[r] =
+                        zmlx_fma<W>(zmlx_read<W>(own + (r * STEPS + e + b) * W), x, sums[r]);
+                }
             }
         }
         ZMLX_UNROLL
@@ -242,7 +231,7 @@ inline void zmlx_weigh(
         zmlx_floats<W> x[BLOCK];
         ZMLX_UNROLL
         for (int b = 0; b < BLOCK; ++b) {
-            x[b] = cache.at(key, step + b);
+            x[b] = cache.at(key, step, b);
         }
         ZMLX_UNROLL
         for (int r = 0; r < ROWS; ++r) {

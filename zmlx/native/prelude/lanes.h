@@ -14,10 +14,6 @@ template <class T, int N>
 struct zk_packed_lanes {
   typedef T zk_type __attribute__((vector_size(N * sizeof(T)), aligned(sizeof(T))));
 };
-template <int N>
-struct zk_words {
-  typedef unsigned zk_type __attribute__((vector_size(4 * N), aligned(1)));
-};
 
 template <int N>
 struct zmlx_floats {
@@ -65,11 +61,53 @@ METAL_FUNC zmlx_floats<N> zmlx_fma(zmlx_floats<N> a, zmlx_floats<N> b, zmlx_floa
   return {a.zk_values * b.zk_values + c.zk_values};
 }
 
-// Of each of N words of 32 bits from p on, as they lie in memory: its value `place` of BITS bits.
+template <int N>
+struct zk_integers {
+  typedef int zk_type __attribute__((vector_size(4 * N)));
+  zk_type zk_values;
+};
+
+// N bytes from p on, which g++ widens in some ten instructions unless it is told.
+template <int N>
+METAL_FUNC zk_integers<N> zk_widened(const metal::uchar* p) {
+  const auto bytes = *(const typename zk_packed_lanes<unsigned char, N>::zk_type*)p;
+  return {__builtin_convertvector(bytes, typename zk_integers<N>::zk_type)};
+}
+
+#if defined(__AVX2__) && !defined(__clang__)
+template <>
+METAL_FUNC zk_integers<16> zk_widened<16>(const metal::uchar* p) {
+  typedef char zk_bytes __attribute__((vector_size(16)));
+  zk_bytes bytes;
+  __builtin_memcpy(&bytes, p, 16);
+#ifdef __AVX512F__
+  return {__builtin_ia32_pmovzxbd512_mask(bytes, zk_integers<16>::zk_type{}, -1)};
+#else
+  const zk_bytes upper = __builtin_shuffle(bytes, zk_bytes{8, 9, 10, 11, 12, 13, 14, 15});
+  const auto low = __builtin_ia32_pmovzxbd256(bytes), high = __builtin_ia32_pmovzxbd256(upper);
+  zk_integers<16> both;
+  __builtin_memcpy(&both, &low, 32);
+  __builtin_memcpy((char*)&both + 32, &high, 32);
+  return both;
+#endif
+}
+#endif
+
+// Of each of N bytes from p on: its value `place` of BITS bits, times scale, plus bias.
 template <int BITS, int N>
-METAL_FUNC zmlx_floats<N> zmlx_codes(const metal::uchar* p, int place) {
-  typedef int zk_integers __attribute__((vector_size(4 * N)));
-  const auto words = *(const typename zk_words<N>::zk_type*)p;
-  const auto codes = words >> BITS * place & (1u << BITS) - 1;
-  return {__builtin_convertvector((zk_integers)codes, typename zmlx_floats<N>::zk_type)};
+METAL_FUNC zmlx_floats<N> zmlx_dequantized(const metal::uchar* p, int place, float scale,
+                                           float bias) {
+  auto codes = zk_widened<N>(p).zk_values >> BITS * place;
+  const auto scales = zmlx_splat<N>(scale), biases = zmlx_splat<N>(bias);
+#if defined(__AVX512F__) && !defined(__clang__)
+  // All 16 values that 4 bits have, of which one instruction picks by the low bits of its lanes.
+  if constexpr (BITS == 4 && N == 16) {
+    const zmlx_floats<16> all = {{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}};
+    return {__builtin_shuffle(zmlx_fma<16>(all, scales, biases).zk_values, codes)};
+  }
+#endif
+  if (BITS * place + BITS < 8) codes &= (1 << BITS) - 1;
+  const zmlx_floats<N> values = {
+      __builtin_convertvector(codes, typename zmlx_floats<N>::zk_type)};
+  return zmlx_fma<N>(values, scales, biases);
 }
