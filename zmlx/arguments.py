@@ -122,6 +122,14 @@ def check_number(op: str, name: str, value: Any) -> float:
         ) from None
 
 
+def check_integer(op: str, name: str, value: Any) -> int:
+    """`value` as an int, or an error."""
+    try:
+        return index(None if isinstance(value, bool) else value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"[{op}] '{name}' must be an int but got {type(value).__name__}.") from None
+
+
 def check_flag(op: str, name: str, value: Any) -> bool:
     """`value` if it is True or False, or an error."""
     if value is not True and value is not False:

@@ -23,7 +23,7 @@ from typing import Any
 import mlx.core as mx
 
 from .. import launch
-from ..arguments import Argument, check, check_number
+from ..arguments import Argument, check, check_flag, check_integer, check_number
 from ..body import BodyKernel, Plan, constant
 from ..metal import KernelSpec, scalar
 from ..registry import Case, Op, Option, register
@@ -360,11 +360,14 @@ def topk_gating(
         )
     if not isinstance(logits, mx.array) or logits.ndim == 0:
         check("topk_gating", _ARGUMENTS, [logits, bias])
+    op = "topk_gating"
+    groups = None if topk_groups is None else check_integer(op, "topk_groups", topk_groups)
     gating = _gating(
-        logits.shape[-1], top_k, scores == "softmax", bool(normalize), n_groups, topk_groups,
+        logits.shape[-1], check_integer(op, "top_k", top_k), scores == "softmax",
+        check_flag(op, "normalize", normalize), check_integer(op, "n_groups", n_groups), groups,
         group_score == "top2", bias is not None,
     )  # fmt: skip
-    factor = scalar(check_number("topk_gating", "scale", scale))
+    factor = scalar(check_number(op, "scale", scale))
     inputs = (logits, factor) if bias is None else (logits, bias, factor)
     weights, indices = _forward(gating)(*inputs)
     return weights, mx.stop_gradient(indices)
