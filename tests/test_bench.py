@@ -23,6 +23,7 @@ from zmlx.bench import (
 from zmlx.bench import summary as summaries
 from zmlx.bench.anchors import Anchors
 from zmlx.bench.measure import Variant
+from zmlx.bench.result import Timing
 from zmlx.bench.summary import Summary, paired, summary
 from zmlx.bench.variants import (
     BUILT_IN,
@@ -129,6 +130,18 @@ def test_nothing_is_hopelessly_slow_beside_an_anchor():
     variants[0] = replace(variants[0], anchor=True)
     times = measure.measure(variants, rounds=20, budget=2.0)
     assert not any(map(math.isnan, times["slow"]))
+
+
+def test_an_anchor_may_sit_rounds_out_and_needs_no_filled_caches():
+    filled = []
+    variants = [
+        replace(stub("bound", [], 0.001), anchor=True, every=4),
+        stub("way", [], 0.001),
+    ]
+    times = measure.measure(variants, rounds=20, between=lambda: filled.append(1))
+    known = {n: sum(not math.isnan(t) for t in ts) for n, ts in times.items()}
+    assert known == {"bound": 5, "way": 20}
+    assert len(filled) == 20 + measure.WARM_UPS
 
 
 def test_a_hopelessly_slow_variant_warms_up_once():
@@ -378,6 +391,31 @@ def test_an_op_that_counts_operations_is_held_against_a_matrix_product(anchors, 
     assert {"matmul", "fma"} <= set(row.anchor_rate)
     assert "of matmul" in "\n".join(report.row_lines(row))
     assert not row.error
+
+
+def test_a_causal_mask_halves_the_operations():
+    op = registry.get("scaled_dot_product_attention")
+    dense, causal = (work(op, case, (None,) * 5, (), "forward").flops for case in op.benchmarks[:2])
+    size = op.benchmarks[0].sizes["L"]
+    assert causal * 2 * size == dense * (size + 1)
+
+
+@pytest.mark.parametrize("dtype, told", [("float32", {TORCH, ZMLX}), ("bfloat16", {ZMLX})])
+def test_matrix_units_may_be_faster_than_float32(dtype, told):
+    """As torch has them for half precision; bytes are the same for everyone."""
+    timings = {n: Timing(Summary(1.0, 1.0, 1.0, 20)) for n in (ZMLX, TORCH)}
+    rates = {"copy": 1e9, "matmul": 100.0, "fma": 120.0}
+    assert set(rows._too_fast(Work(1, 1000), timings, rates, dtype)) == told
+    assert set(rows._too_fast(Work(10**10, 0), timings, rates, dtype)) == {ZMLX, TORCH}
+
+
+def test_the_rate_from_cache_takes_sizes_that_follow_the_rows():
+    op = registry.get("moe_dispatch")
+    case = Case((512,), {"D": 64, "K": 2, "R": 1024}, follows=("R",))
+    rate = rows._from_cache(op, case, mx.float32, "forward", 1 << 20, 1 << 20, 0.1)
+    assert rate is not None
+    fixed = replace(case, follows=())
+    assert rows._from_cache(op, fixed, mx.float32, "forward", 1 << 20, 1 << 20, 0.1) is None
 
 
 def test_the_share_is_of_the_copy_or_of_the_matrix_product():

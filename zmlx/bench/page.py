@@ -41,7 +41,9 @@ HOW = """\
   bytes read plus bytes written. A row that is faster than 1.1 times the best of copy, copy with
   non-temporal stores and read is reported as an error and not as a result. An op that counts
   operations is held against a product of 2048 by 2048 matrices, and one that is faster than 1.1
-  times both that and multiplications and additions in registers alone is an error.
+  times both that and multiplications and additions in registers is an error. Another way that is
+  too fast is told and not compared, unless it multiplies half precision, for which torch may have
+  matrix units.
 - **forward** keeps nothing for a gradient. **both** is outputs and all gradients in one evaluation.
   **backward** is the gradients alone: outputs, and whatever a library saves for its backward, are
   evaluated before the clock starts, in MLX as in torch. In MLX the Python that builds the graph of
