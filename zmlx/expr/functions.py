@@ -145,8 +145,9 @@ _CALLS = (
 #: Every function and operator by name.
 FUNCTIONS: dict[str, Function] = {f.name: f for f in (*_OPERATORS, *_CALLS)}
 
-#: Other spellings of a function: MLX's, Metal's and its own Metal name.
+#: Other spellings of a function: MLX's, Metal's and its own Metal name, and a macro that means it.
 ALIASES: dict[str, str] = {
+    "ZMLX_EXP_BOUNDED": "exp",
     "absolute": "abs",
     "arccos": "acos",
     "arccosh": "acosh",
