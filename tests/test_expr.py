@@ -225,7 +225,7 @@ def test_every_function_reads_back_from_its_metal_text(f):
         ("x & y", "unexpected '&' at column 3: write && between conditions."),
         ("x ^ 2", "unexpected '^' at column 3: write pow(a, b) or a ** b."),
         ("x[0]", "unexpected '[' at column 2: a name stands for one element"),
-        ("x = 2", "expected the end but found '=' at column 3: a let needs parse_block"),
+        ("x = 2", "expected the end but found '=' at column 3: definitions go into lets"),
         ("1.5h", "'1.5h' is no float literal at column 1."),
         ("1.2.3", "'1.2.3' is no float literal at column 1."),
         ("x * 1e40", "'1e40' is outside the range of float at column 5."),

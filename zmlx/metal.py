@@ -23,6 +23,7 @@ from typing import Any
 import mlx.core as mx
 
 from . import launch
+from .arguments import python_number
 from .targets import cpu, cuda, metal
 from .transforms import Record, Reference, Rule, custom_function, is_strict
 
@@ -127,8 +128,8 @@ def _scalar(kind: str, text: str) -> mx.array:
 _numbers: dict[float, mx.array] = {}
 
 
-def scalar(value: float | mx.array) -> mx.array:
-    """A 0-d array of a Python number: bool, int32 (int64 beyond), or float32.
+def scalar(value: Any) -> mx.array:
+    """A 0-d array of a number of Python or NumPy: bool, int32 (int64 beyond), or float32.
 
     It is cached, since a new array costs more than the launch. Zeros and NaN go by their text,
     because as keys 0.0 equals -0.0 and False, and NaN nothing.
@@ -142,7 +143,10 @@ def scalar(value: float | mx.array) -> mx.array:
                 _numbers.clear()
             found = _numbers[value] = mx.array(value, dtype=mx.float32)
         return found
-    return _scalar(type(value).__name__, repr(value))
+    number = python_number(value)
+    if number is None or (isinstance(number, int) and not -(2**63) <= number < 2**63):
+        raise ValueError(f"[zmlx] 'value' must be a number of 64 bits but got {value!r}.")
+    return _scalar(type(number).__name__, repr(number))
 
 
 def _triple(argument: str, value: Any) -> Triple:

@@ -60,7 +60,8 @@ _HINTS = {
     "~": "write ! before a condition",
     "^": "write pow(a, b) or a ** b",
     "[": "a name stands for one element, without an index",
-    "=": "a let needs parse_block; to compare write ==",
+    "=": "definitions go into lets; to compare write ==",
+    ".": "write exp(x) for math.exp(x)",
 }
 _FLOAT_MAX = Fraction(2) ** 128 - Fraction(2) ** 103  # from here on a literal rounds to infinity
 _FLOAT_MIN = Fraction(1, 2**150)  # up to here it rounds to zero
@@ -76,6 +77,8 @@ class _Parser:
     """Precedence climbing over the tokens of one text."""
 
     def __init__(self, text: str, names: Iterable[str] | None) -> None:
+        if not isinstance(text, str):
+            raise TypeError(f"[expression] 'text' must be a str but got {text!r}.")
         self.text = text
         self.names = None if names is None else tuple(names)
         self.seen: dict[str, int] = {}

@@ -14,6 +14,7 @@ from ..autograd import (
     elementwise_pattern,
     gradient_dtypes,
     reduced,
+    unused_name,
 )
 from ..codegen import Let, Operand, Output
 from ..pattern import DtypeRule, PatternKernel
@@ -41,6 +42,7 @@ class Launch(BroadcastFunction):
         )
         floats = [n for n, t in function.inputs.items() if t == "float"]
         float_outputs = [y for y, t in function.outputs.items() if t == "float"]
+        cotangents_of = {y: unused_name(f"d{y}", function.inputs) for y in float_outputs}
         rule: DtypeRule = tuple(floats) if floats else mx.float32
 
         def vjp(
@@ -60,11 +62,13 @@ class Launch(BroadcastFunction):
             backward = PatternKernel(
                 f"{function.name}/gradient",
                 elementwise_pattern(
-                    operands + tuple(Operand(f"d{y}", each) for y in float_outputs),
+                    operands + tuple(Operand(c, each) for c in cotangents_of.values()),
                     tuple(
                         Output(
                             f"d_{x}",
-                            " + ".join(f"d{y} * {fields[f'{y}_d_{x}']}" for y in float_outputs),
+                            " + ".join(
+                                f"{c} * {fields[f'{y}_d_{x}']}" for y, c in cotangents_of.items()
+                            ),
                             each,
                         )
                         for x in floats
