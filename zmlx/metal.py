@@ -12,22 +12,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from math import prod
+from operator import index
 from threading import Lock
 from typing import Any
 
 import mlx.core as mx
 
 from . import launch
-from .arguments import python_number
+from .arguments import check_flag, check_identifier, check_names, dtype_name, python_number
+from .expr.parse import METAL_WORDS
 from .targets import cpu, cuda, metal
 from .transforms import Record, Reference, Rule, custom_function, is_strict
 
-_IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _MATH_MODES = ("safe", "relaxed", "fast")
 _LAUNCHES_KEPT = 256
 
@@ -56,17 +57,19 @@ class KernelSpec:
         def bad(argument: str, must: str, got: Any) -> ValueError:
             return ValueError(f"[kernel] '{argument}' must {must} but got {got!a}.")
 
-        if not _IDENTIFIER.fullmatch(self.name):
-            raise bad("name", "be an identifier", self.name)
+        check_identifier("kernel", "name", self.name)
         for argument in ("input_names", "output_names"):
-            for name in getattr(self, argument):
-                if not _IDENTIFIER.fullmatch(name):
-                    raise bad(argument, "be identifiers", name)
-        names = self.input_names + self.output_names
-        if len(set(names)) != len(names):
+            for name in check_names("kernel", argument, getattr(self, argument)):
+                if name in METAL_WORDS:
+                    raise bad(argument, "not be words of Metal", name)
+        if set(self.input_names) & set(self.output_names):
+            names = self.input_names + self.output_names
             raise bad("output_names", "not repeat a name", list(names))
         if not self.output_names:
             raise bad("output_names", "name at least one output", [])
+        for argument, text in (("source", self.body), ("header", self.header)):
+            if not isinstance(text, str):
+                raise bad(argument, "be a str", text)
         if not self.body.strip():
             raise bad("source", "not be empty", self.body)
         if self.math_mode not in _MATH_MODES:
@@ -99,19 +102,25 @@ class KernelSpec:
         dtypes = tuple(output_dtypes or [mx.float32] * len(self.output_names))
         shapes = ((1024,),) * len(self.output_names)
         return cpu.text(
-            self, target, arrays, _template(template), grid, threadgroup, shapes, dtypes
+            self, target, arrays, _template(self.name, template), grid, threadgroup, shapes, dtypes
         )
 
 
-def _template(template: Any) -> Template:
-    items = template.items() if isinstance(template, dict) else template
+def _template(op: str, template: Any) -> Template:
+    try:
+        items = [(n, v) for n, v in (template.items() if isinstance(template, dict) else template)]
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"[{op}] 'template' must be a dict or pairs of name and value but got {template!r}."
+        ) from None
     checked = []
     for name, value in items:
-        if not isinstance(value, (bool, int, mx.Dtype)):
+        number = value if isinstance(value, mx.Dtype) else python_number(value)
+        if not isinstance(number, (bool, int, mx.Dtype)):
             raise TypeError(
-                f"[kernel] 'template' must hold dtypes, ints and bools but got {name}={value!r}."
+                f"[{op}] 'template' must hold dtypes, ints and bools but got {name}={value!r}."
             )
-        checked.append((name, value))
+        checked.append((name, number))
     return tuple(checked)
 
 
@@ -149,12 +158,27 @@ def scalar(value: Any) -> mx.array:
     return _scalar(type(number).__name__, repr(number))
 
 
-def _triple(argument: str, value: Any) -> Triple:
-    triple = (value,) if isinstance(value, int) else tuple(value)
-    triple = triple + (1,) * (3 - len(triple))
-    if len(triple) != 3 or not all(isinstance(n, int) and n >= 0 for n in triple):
-        raise ValueError(f"[kernel] '{argument}' must be up to three sizes ≥ 0 but got {value!r}.")
+def _triple(op: str, argument: str, value: Any) -> Triple:
+    try:
+        some = tuple(value) if isinstance(value, Iterable) else (value,)
+        triple = tuple(map(index, some)) + (1,) * (3 - len(some))
+    except TypeError:
+        triple = ()
+    if len(triple) != 3 or min(triple) < 0 or not some:
+        raise ValueError(f"[{op}] '{argument}' must be up to three sizes ≥ 0 but got {value!r}.")
     return triple
+
+
+def _shapes(op: str, values: Any) -> tuple[tuple[int, ...], ...]:
+    try:
+        shapes = tuple(tuple(map(index, shape)) for shape in values)
+    except TypeError:
+        shapes = ((-1,),)
+    if any(n < 0 for shape in shapes for n in shape):
+        raise ValueError(
+            f"[{op}] 'output_shapes' must be a sequence of shapes of sizes ≥ 0 but got {values!r}."
+        )
+    return shapes
 
 
 class MetalKernel:
@@ -208,7 +232,7 @@ class MetalKernel:
                 f"({', '.join(spec.input_names)}) but got {len(inputs)}."
             )
         for name, x in zip(spec.input_names, inputs, strict=True):
-            if not isinstance(x, (mx.array, bool, int, float)):
+            if not isinstance(x, mx.array) and python_number(x) is None:
                 raise TypeError(
                     f"[{spec.name}] '{name}' must be an array or a number but got "
                     f"{type(x).__name__}."
@@ -226,25 +250,29 @@ class MetalKernel:
             ("output_shapes", output_shapes),
             ("output_dtypes", output_dtypes),
         ):
+            if not isinstance(values, Sequence) or isinstance(values, str):
+                raise TypeError(
+                    f"[{spec.name}] '{argument}' must be a sequence with one entry per output but "
+                    f"got {values!r}."
+                )
             if len(values) != len(spec.output_names):
                 raise ValueError(
                     f"[{spec.name}] '{argument}' must have {len(spec.output_names)} entries but "
                     f"got {len(values)}."
                 )
-        shapes = tuple(tuple(s) for s in output_shapes)
+        shapes = _shapes(spec.name, output_shapes)
         if grid is None:
-            size = 1
-            for n in shapes[0]:
-                size *= n
-            grid = (size, 1, 1)
-        grid3 = _triple("grid", grid)
-        group3 = _triple("threadgroup", (256, 1, 1) if threadgroup is None else threadgroup)
+            grid = prod(shapes[0])
+        grid3 = _triple(spec.name, "grid", grid)
+        group3 = _triple(
+            spec.name, "threadgroup", (256, 1, 1) if threadgroup is None else threadgroup
+        )
         if not 1 <= group3[0] * group3[1] * group3[2] <= 1024:
             raise ValueError(
                 f"[{spec.name}] 'threadgroup' must have 1 to 1024 threads but got {group3}."
             )
         configuration = (
-            _template(template),
+            _template(spec.name, template),
             grid3,
             group3,
             shapes,
@@ -261,11 +289,63 @@ class MetalKernel:
         key = (settings.target, tuple((x.shape, x.dtype) for x in arrays), configuration)
         prepared = self._launches.get(key)
         if prepared is None:
+            _check_launch(self.spec, arrays, *configuration)
             prepared = prepare(self.spec, settings.target, arrays, *configuration)
             self._launches[key] = prepared
             while len(self._launches) > _LAUNCHES_KEPT:
                 self._launches.popitem(last=False)
         return call(self.spec.name, settings.target, prepared, arrays, self.reference, self.vjp)
+
+
+def _check_launch(
+    spec: KernelSpec,
+    arrays: tuple[mx.array, ...],
+    template: Template,
+    grid: Triple,
+    threadgroup: Triple,
+    shapes: tuple[tuple[int, ...], ...],
+    dtypes: tuple[mx.Dtype, ...],
+    init_value: float | None,
+) -> None:
+    """Raises for a launch that no compiler would take, or whose outputs would be left undefined."""
+    names = check_names(spec.name, "template", [n for n, _ in template])
+    for name in names:
+        if name in METAL_WORDS or name in spec.input_names + spec.output_names:
+            raise ValueError(
+                f"[{spec.name}] 'template' must have names that are neither words of Metal nor "
+                f"inputs or outputs but got {name!r}."
+            )
+    of_arrays = zip(spec.input_names, [x.dtype for x in arrays], strict=True)
+    for name, dtype in (*of_arrays, *zip(spec.output_names, dtypes, strict=True)):
+        if not isinstance(dtype, mx.Dtype):
+            raise TypeError(
+                f"[{spec.name}] 'output_dtypes' must hold dtypes of MLX but got {dtype!r}."
+            )
+        if dtype == mx.float64:
+            raise ValueError(
+                f"[{spec.name}] '{name}' must have a dtype that Metal knows but got float64."
+            )
+    if init_value is not None:
+        _check_init_value(spec.name, init_value, dtypes)
+    elif 0 in grid and any(prod(shape) for shape in shapes):
+        raise ValueError(
+            f"[{spec.name}] 'grid' must not be empty where an output has elements, unless "
+            f"'init_value' says what they are, but got {grid}."
+        )
+
+
+def _check_init_value(op: str, value: Any, dtypes: tuple[mx.Dtype, ...]) -> None:
+    number = python_number(value)
+    if number is None:
+        raise TypeError(f"[{op}] 'init_value' must be a number but got {type(value).__name__}.")
+    for dtype in dtypes:
+        if not mx.issubdtype(dtype, mx.integer):
+            continue
+        limits = mx.iinfo(dtype)
+        if number != number or number % 1 or not limits.min <= number <= limits.max:
+            raise ValueError(
+                f"[{op}] 'init_value' must be of dtype {dtype_name(dtype)} but got {value!r}."
+            )
 
 
 def prepare(
@@ -367,10 +447,21 @@ def kernel(
         reference: the same function in plain MLX, which `vmap`, `jvp` and second-order gradients
             use; it returns a tuple of outputs.
     """
+    for argument, function in (("vjp", vjp), ("reference", reference)):
+        if function is not None and not callable(function):
+            raise TypeError(
+                f"[kernel] '{argument}' must be a function but got {type(function).__name__}."
+            )
     spec = KernelSpec(
-        name, tuple(input_names), tuple(output_names), source, header,
-        bool(ensure_row_contiguous), bool(atomic_outputs), math_mode,
-    )  # fmt: skip
+        name,
+        check_names("kernel", "input_names", input_names),
+        check_names("kernel", "output_names", output_names),
+        source,
+        header,
+        check_flag("kernel", "ensure_row_contiguous", ensure_row_contiguous),
+        check_flag("kernel", "atomic_outputs", atomic_outputs),
+        math_mode,
+    )
     if vjp is not None or reference is not None:
         return MetalKernel(spec, vjp, reference)
     with _lock:
