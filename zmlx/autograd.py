@@ -64,8 +64,16 @@ class BroadcastFunction:
         self._dtypes = tuple(inputs.values())
         self._kernels: dict[tuple[str, ...], PatternKernel] = {}
 
-    def __call__(self, *arrays: mx.array | float) -> Any:
-        """The outputs: an array, or a tuple of several."""
+    def __call__(self, *arrays: mx.array | float, **named: mx.array | float) -> Any:
+        """The outputs: an array, or a tuple of several. Inputs may be given by name."""
+        if named:
+            rest = self.inputs[len(arrays) :]
+            if set(named) != set(rest):
+                raise TypeError(
+                    f"[{self.name}] takes ({', '.join(self.inputs)}) but got {len(arrays)} of them "
+                    f"by position and {', '.join(named)} by name."
+                )
+            arrays = (*arrays, *(named[n] for n in rest))
         if len(arrays) != len(self.inputs):
             raise TypeError(
                 f"[{self.name}] takes {len(self.inputs)} arrays ({', '.join(self.inputs)}) but got "

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
+from ..arguments import check_integer
 from . import emit
 from .frontend import Frontend
 from .ir import Program
@@ -63,14 +65,20 @@ class JitFunction:
 
         return trace(self.program, arrays)
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         """The Python function on numbers; on arrays, which broadcast, one kernel.
 
         A float argument takes float32, float16 or bfloat16, an int one int32, a bool one bool. A
         float result has the promoted dtype of the float arguments. Gradients by forward mode.
         """
-        if not any(hasattr(a, "dtype") for a in arguments):
-            return self.function(*arguments)
+        if not any(hasattr(a, "dtype") for a in (*arguments, *named.values())):
+            return self.function(*arguments, **named)
+        if named:
+            try:
+                bound = inspect.signature(self.function).bind(*arguments, **named)
+            except TypeError as error:
+                raise TypeError(f"[{self.name}] {error}.") from None
+            arguments = tuple(bound.arguments.values())
         return self._launch(*arguments)
 
     @cached_property
@@ -110,8 +118,8 @@ def compile_function(
 
     Raises ValueError with file, line and column for anything that it does not support.
     """
-    if bound is not None and not 0 < bound < 2**31:
-        raise ValueError(f"[jit] 'bound' must be positive but got {bound}.")
+    if bound is not None and not 0 < check_integer("jit", "bound", bound) < 2**31:
+        raise ValueError(f"[jit] 'bound' must be positive and below 2^31 but got {bound}.")
     return JitFunction(function, Frontend(function, types or {}, bound).program())
 
 
