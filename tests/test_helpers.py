@@ -338,3 +338,45 @@ def test_numbers_may_come_from_numpy():
     scaled = zmlx.rowwise.reduce("sum", "x * y", inputs={"x": "row", "y": "scalar"})
     for number in (2, 2.0, np.float64(2), np.int32(2)):
         close(scaled(X, number), 2 * X.sum(-1))
+
+
+def slope(f, order=1):
+    """The derivative of a function of one array, element by element."""
+    once = mx.grad(lambda x: f(x).sum())
+    return once if order == 1 else slope(once, order - 1)
+
+
+SMOOTH = sorted(set(UNARY) - {"abs", "acosh", "ceil", "floor", "isfinite", "isinf", "isnan", "log",
+    "log10", "log2", "round", "rsqrt", "sign", "sqrt", "trunc"})  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_second_derivatives_are_continuous_at_zero(name):
+    # A derivative that is written with abs(x) has a kink there that the function has not.
+    f = zmlx.elementwise.unary(f"{name}(x)")
+    at, near = slope(f, 2)(mx.array([0.0, -0.0])), slope(f, 2)(mx.array([1e-4, -1e-4]))
+    np.testing.assert_allclose(np.array(at), np.array(near), atol=1e-3)
+
+
+def test_a_gradient_that_nobody_asks_for_is_not_computed():
+    x, n = mx.array([-2.0, -0.5, 0.5, 2.0]), mx.array(3.0)
+    power = zmlx.expression("x ** n", inputs=("x", "n"))
+    # The derivative in n is that of a logarithm, which no negative x has.
+    close(slope(lambda x: power(x, n), 2)(x), 6 * x)
+    row = mx.full((4,), 3.0)
+    close(slope(lambda x: power(x, row), 2)(x[None]), 6 * x[None])
+    built = power._kernels["full", "scalar"].vjp((x, n), (mx.ones(4),), (), [1])
+    assert built[0] is None
+    assert built[1].shape == ()
+
+
+def test_a_half_precision_gradient_beside_a_row_of_integers():
+    x, n = X.astype(mx.float16), mx.arange(70)
+    dx = mx.grad(lambda x: scaled_by(x, n).sum())(x)
+    assert dx.dtype == mx.float16
+    close(dx, mx.broadcast_to(n.astype(mx.float16), X.shape))
+
+
+@zmlx.jit
+def scaled_by(x, n: int):
+    return x * n

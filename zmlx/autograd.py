@@ -11,6 +11,7 @@ at ties of min, max and where. Forward and backward are one kernel each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -177,32 +178,36 @@ class ExpressionFunction(BroadcastFunction):
     def _build(self, kinds: tuple[str, ...]) -> PatternKernel:
         each = each_kind(kinds)
         operands = tuple(Operand(n, k) for n, k in zip(self._names, kinds, strict=True))
-        backward = PatternKernel(
-            f"{self.name}/gradient",
-            elementwise_pattern(
-                operands + tuple(Operand(c, each) for c in self._cotangents.values()),
-                tuple(
-                    Output(f"d_{n}", e.metal(), each)
-                    for n, e in zip(self._names, self._gradients, strict=True)
+
+        @cache
+        def backward(wanted: tuple[int, ...]) -> PatternKernel:
+            # Only what is asked for: the others cost time, and may be infinite where it is not.
+            gradients = [self._gradients[i] for i in wanted]
+            names = [self._names[i] for i in wanted]
+            return PatternKernel(
+                f"{self.name}/gradient",
+                elementwise_pattern(
+                    operands + tuple(Operand(c, each) for c in self._cotangents.values()),
+                    tuple(
+                        Output(f"d_{n}", e.metal(), each)
+                        for n, e in zip(names, gradients, strict=True)
+                    ),
+                    _lets(self._gradient_lets),
                 ),
-                _lets(self._gradient_lets),
-            ),
-            gradient_dtypes(self._names, kinds),
-            header=_header(self._gradient_lets, self._gradients),
-        )
+                gradient_dtypes(names, [kinds[i] for i in wanted], each),
+                header=_header(self._gradient_lets, gradients),
+            )
 
         def vjp(
             primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Sequence[int]
-        ) -> list[mx.array]:
+        ) -> list[mx.array | None]:
             some = [
                 c
                 for c, e in zip(cotangents, self.outputs.values(), strict=True)
                 if not e.is_condition
             ]
-            gradients = backward(*primals, *some)
-            if len(kinds) == 1:
-                gradients = (gradients,)
-            return [reduced(g, p, k) for g, p, k in zip(gradients, primals, kinds, strict=True)]
+            which = tuple(sorted(wanted))
+            return scattered(backward(which)(*primals, *some), which, primals, kinds)
 
         return PatternKernel(
             self.name,
@@ -233,9 +238,11 @@ def elementwise_pattern(
     return Rowwise(inputs, outputs, lets=lets)
 
 
-def gradient_dtypes(inputs: Sequence[str], kinds: Sequence[str]) -> tuple[DtypeRule, ...]:
-    """The dtype of each gradient; one that is summed over rows stays in float32 until then."""
-    each = each_kind(kinds)
+def gradient_dtypes(
+    inputs: Sequence[str], kinds: Sequence[str], each: str
+) -> tuple[DtypeRule, ...]:
+    """The dtype of each gradient; one that is summed over rows, because its kind is not that of
+    `each` element, stays in float32 until then."""
     return tuple((n,) if k == each else mx.float32 for n, k in zip(inputs, kinds, strict=True))
 
 
@@ -255,6 +262,17 @@ def reduced(gradient: mx.array, primal: mx.array, kind: str) -> mx.array:
     if kind == "scalar":
         return gradient.sum().astype(primal.dtype)
     return sum_rows(gradient, primal) if kind == "column" else gradient
+
+
+def scattered(
+    gradients: Any, wanted: Sequence[int], primals: Arrays, kinds: Sequence[str]
+) -> list[mx.array | None]:
+    """A kernel's gradients per element of the `wanted` inputs as one entry per input."""
+    found: list[mx.array | None] = [None] * len(primals)
+    several = (gradients,) if len(wanted) == 1 else gradients
+    for i, gradient in zip(wanted, several, strict=True):
+        found[i] = reduced(gradient, primals[i], kinds[i])
+    return found
 
 
 def _lets(block: Block) -> tuple[Let, ...]:
