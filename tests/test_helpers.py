@@ -1,9 +1,12 @@
 """Kernels from expressions and from Python functions, launched."""
 
+import copy
 import linecache
 import math
+import pickle
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 
@@ -368,6 +371,42 @@ def test_a_gradient_that_nobody_asks_for_is_not_computed():
     built = power._kernels["full", "scalar"].vjp((x, n), (mx.ones(4),), (), [1])
     assert built[0] is None
     assert built[1].shape == ()
+
+
+class Layer(nn.Module):
+    """A module that holds one of each kind of function."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = mx.array([2.0])
+        self.act = zmlx.expression("x * sigmoid(x)")
+        self.norm = zmlx.rowwise.map_reduce({"s": ("sum", "x * x")}, "x * rsqrt(s)")
+        self.scaled = scaled_by
+        self.kernel = metal.kernel(
+            name="twice",
+            input_names=["x"],
+            output_names=["y"],
+            source="uint i = thread_position_in_grid.x; y[i] = 2 * x[i];",
+        )
+
+    def __call__(self, x):
+        return self.kernel(self.norm(self.scaled(self.act(self.weight * x), 3)))
+
+
+def test_a_module_that_holds_functions_can_be_copied():
+    layer = Layer()
+    want = layer(X)
+    copied = copy.deepcopy(layer)
+    assert mx.array_equal(copied(X), want)
+    copied.weight *= 2
+    assert layer.weight.item() == 2.0
+
+
+def test_an_expression_and_a_jitted_function_can_be_pickled():
+    f = zmlx.elementwise.map({"a": "t + size", "b": "t > size"}, ("x", "size"), lets="t = x * x")
+    for got, want in zip(pickle.loads(pickle.dumps(f))(X, Y), f(X, Y), strict=True):
+        assert mx.array_equal(got, want)
+    assert pickle.loads(pickle.dumps(scaled_by)) is scaled_by
 
 
 def test_a_half_precision_gradient_beside_a_row_of_integers():

@@ -127,6 +127,10 @@ class BroadcastFunction:
     def _build(self, kinds: tuple[str, ...]) -> PatternKernel:
         raise NotImplementedError
 
+    def __deepcopy__(self, memo: Any) -> Any:
+        """Itself, since nothing of a function changes: a model that holds one can be copied."""
+        return self
+
 
 class ExpressionFunction(BroadcastFunction):
     """Expressions of named inputs as a differentiable function of arrays.
@@ -145,6 +149,7 @@ class ExpressionFunction(BroadcastFunction):
         gradients: Sequence[Expr] | None,
     ) -> None:
         super().__init__(name, dict.fromkeys(inputs, FLOATING + BOOLEAN))
+        self._definition = name, tuple(inputs), dict(outputs), lets, gradients
         self.outputs = dict(outputs)
         lets_names = [n for n, _ in lets.lets]
         written = free_names(dict.fromkeys([*inputs, *lets_names, *outputs]))
@@ -170,6 +175,9 @@ class ExpressionFunction(BroadcastFunction):
         else:
             self._gradient_lets = self._lets
             self._gradients = tuple(body(e) for e in gradients)
+
+    def __reduce__(self) -> Any:
+        return ExpressionFunction, self._definition
 
     def __repr__(self) -> str:
         body = "; ".join(f"{y} = {e.metal()}" for y, e in self.outputs.items())

@@ -197,6 +197,10 @@ class MetalKernel:
         inputs, outputs = ", ".join(self.spec.input_names), ", ".join(self.spec.output_names)
         return f"MetalKernel({self.spec.full_name}: {inputs} -> {outputs})"
 
+    def __deepcopy__(self, memo: Any) -> MetalKernel:
+        """Itself, since nothing of a kernel changes: a model that holds one can be copied."""
+        return self
+
     @property
     def statistics(self) -> dict[str, int]:
         """Calls, and launch configurations (shapes, dtypes, template, geometry) still cached."""

@@ -106,6 +106,10 @@ class PatternKernel:
     def __repr__(self) -> str:
         return f"PatternKernel({self.spec.full_name})"
 
+    def __deepcopy__(self, memo: Any) -> PatternKernel:
+        """Itself, since nothing of a kernel changes: a model that holds one can be copied."""
+        return self
+
     def __call__(self, *inputs: Any) -> Any:
         """Launches on arrays (or numbers, for scalars): an array, or a tuple of several outputs."""
         if checks.ENABLED and all(isinstance(x, mx.array) for x in inputs):

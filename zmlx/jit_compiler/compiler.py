@@ -33,12 +33,18 @@ class JitFunction:
         self.function = function
         self.__name__ = self.name = program.name
         self.__doc__ = function.__doc__
+        self.__module__ = function.__module__
+        self.__qualname__ = function.__qualname__
         self.program = program
         self.inputs = program.inputs
         self.outputs = program.outputs
         self.value = emit.value_text(program)
         floats = "float" in self.inputs.values() and "float" in self.outputs.values()
         self.derivative = emit.derivative_text(program) if floats else self.value
+
+    def __reduce__(self) -> str:
+        """The name under which its module has it, as for any function."""
+        return self.__qualname__
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{n}: {t}" for n, t in self.inputs.items())
