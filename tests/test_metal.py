@@ -264,3 +264,48 @@ def test_without_the_core_the_other_targets_still_run(monkeypatch):
         assert "no core here" in cpu.unavailable()
     finally:
         cpu._core_if_any.cache_clear()
+
+
+SQUARE = {
+    **DOUBLE,
+    "name": "square",
+    "source": "uint i = thread_position_in_grid.x; y[i] = x[i] * x[i];",
+}
+
+
+@pytest.mark.parametrize("wrap", [lambda y: y, lambda y: (y,)], ids=["bare", "tuple"])
+def test_a_reference_serves_every_transform_and_the_reference_target(wrap):
+    kernel = metal.kernel(
+        **SQUARE,
+        vjp=lambda primals, cotangents, outputs, wanted: wrap(2 * primals[0] * cotangents[0]),
+        reference=lambda x: wrap(x * x),
+    )
+    x = mx.arange(6.0).reshape(2, 3)
+    slope = mx.grad(lambda x: kernel(x).sum())
+    assert mx.array_equal(slope(x), 2 * x)
+    assert mx.array_equal(mx.grad(lambda x: slope(x).sum())(x), mx.full((2, 3), 2.0))
+    assert mx.array_equal(mx.vmap(kernel)(x), x * x)
+    assert mx.array_equal(mx.jvp(kernel, [x], [x])[1][0], 2 * x * x)
+    compiled = mx.compile(lambda x: kernel(x), shapeless=True)
+    assert mx.array_equal(compiled(x), x * x)
+    assert mx.array_equal(compiled(x[:1, :2]), x[:1, :2] ** 2)
+    with zmlx.target("reference"):
+        assert mx.array_equal(kernel(x), x * x)
+        assert mx.array_equal(slope(x), 2 * x)
+
+
+@pytest.mark.parametrize("reference, message", [
+    (lambda x: x.sum(), r"must return float32 \(3,\) for 'y' but got float32 \(\)"),
+    (lambda x: x.astype(mx.float16), r"must return float32 \(3,\) for 'y' but got float16 \(3,\)"),
+    (lambda x: (x, x), "must return 1 outputs but got 2"),
+])  # fmt: skip
+def test_a_reference_that_is_another_function_is_refused(reference, message):
+    kernel = metal.kernel(**SQUARE, reference=reference)
+    with pytest.raises((ValueError, RuntimeError), match=r"\[square\] the reference " + message):
+        mx.eval(mx.vmap(kernel)(mx.ones((2, 3))))
+
+
+def test_a_rule_that_returns_no_gradients_is_refused():
+    kernel = metal.kernel(**SQUARE, vjp=lambda p, c, o, w: {"x": c[0]})
+    with pytest.raises((TypeError, RuntimeError), match="must return a tuple of gradients"):
+        mx.grad(lambda x: kernel(x).sum())(mx.ones((4,)))

@@ -13,9 +13,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 from operator import index
 from threading import Lock
@@ -99,6 +99,8 @@ class KernelSpec:
         if target not in ("metal", "cuda", "cpu"):
             raise ValueError(f"[source] 'target' must be metal, cuda or cpu but got {target!r}.")
         arrays = inputs or tuple(mx.zeros((1024,)) for _ in self.input_names)
+        grid = _triple(self.name, "grid", grid)
+        threadgroup = _triple(self.name, "threadgroup", threadgroup)
         dtypes = tuple(output_dtypes or [mx.float32] * len(self.output_names))
         shapes = ((1024,),) * len(self.output_names)
         return cpu.text(
@@ -290,6 +292,15 @@ class MetalKernel:
     def _launch(self, arrays: tuple[mx.array, ...], configuration: tuple[Any, ...]) -> Any:
         self._count += 1
         settings = launch.settings()
+        shapes, dtypes = configuration[3:5]
+        reference = None
+        if self.reference is not None:
+            reference = partial(_outputs, self.spec, self.reference, shapes, dtypes)
+            dynamic = cpu.maybe_tracing(arrays) == cpu.DYNAMIC
+            if dynamic or settings.target == "reference":
+                shapes = None if dynamic else shapes
+                outputs = _outputs(self.spec, self.reference, shapes, dtypes, *arrays)
+                return outputs[0] if len(outputs) == 1 else outputs
         key = (settings.target, tuple((x.shape, x.dtype) for x in arrays), configuration)
         prepared = self._launches.get(key)
         if prepared is None:
@@ -298,7 +309,32 @@ class MetalKernel:
             self._launches[key] = prepared
             while len(self._launches) > _LAUNCHES_KEPT:
                 self._launches.popitem(last=False)
-        return call(self.spec.name, settings.target, prepared, arrays, self.reference, self.vjp)
+        return call(self.spec.name, settings.target, prepared, arrays, reference, self.vjp)
+
+
+def _outputs(
+    spec: KernelSpec,
+    reference: Callable[..., Any],
+    shapes: tuple[tuple[int, ...], ...] | None,
+    dtypes: tuple[mx.Dtype, ...],
+    *arrays: mx.array,
+) -> tuple[mx.array, ...]:
+    """What `reference` gives on `arrays`, or an error where the kernel's outputs are others; the
+    shapes are None where they are not known yet."""
+    given = reference(*arrays)
+    outputs = (given,) if isinstance(given, mx.array) else tuple(given)
+    if len(outputs) != len(dtypes):
+        raise ValueError(
+            f"[{spec.name}] the reference must return {len(dtypes)} outputs but got {len(outputs)}."
+        )
+    wanted = shapes or [y.shape for y in outputs]
+    for name, y, shape, dtype in zip(spec.output_names, outputs, wanted, dtypes, strict=True):
+        if y.dtype != dtype or tuple(y.shape) != tuple(shape):
+            raise ValueError(
+                f"[{spec.name}] the reference must return {dtype_name(dtype)} {tuple(shape)} for "
+                f"'{name}' but got {dtype_name(y.dtype)} {tuple(y.shape)}."
+            )
+    return outputs
 
 
 def _check_launch(
@@ -449,7 +485,8 @@ def kernel(
         vjp: `vjp(primals, cotangents, outputs, wanted)`, see `zmlx.transforms`. A kernel with its
             own vjp or reference is not shared.
         reference: the same function in plain MLX, which `vmap`, `jvp` and second-order gradients
-            use; it returns a tuple of outputs.
+            use, a shapeless compile, and the target "reference"; it returns the output, or a tuple
+            of several.
     """
     for argument, function in (("vjp", vjp), ("reference", reference)):
         if function is not None and not callable(function):
