@@ -13,11 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from math import prod
-from operator import index
 from threading import Lock
 from typing import Any
 
@@ -26,14 +25,12 @@ import mlx.core as mx
 from . import launch
 from .arguments import check_flag, check_identifier, check_names, dtype_name, python_number
 from .expr.parse import METAL_WORDS
+from .requests import Template, Triple, check_launch, shapes_of, template_of, triple
 from .targets import cpu, cuda, metal
 from .transforms import Record, Reference, Rule, custom_function, is_strict
 
 _MATH_MODES = ("safe", "relaxed", "fast")
 _LAUNCHES_KEPT = 256
-
-Triple = tuple[int, int, int]
-Template = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -99,31 +96,12 @@ class KernelSpec:
         if target not in ("metal", "cuda", "cpu"):
             raise ValueError(f"[source] 'target' must be metal, cuda or cpu but got {target!r}.")
         arrays = inputs or tuple(mx.zeros((1024,)) for _ in self.input_names)
-        grid = _triple(self.name, "grid", grid)
-        threadgroup = _triple(self.name, "threadgroup", threadgroup)
+        grid = triple(self.name, "grid", grid)
+        threadgroup = triple(self.name, "threadgroup", threadgroup)
         dtypes = tuple(output_dtypes or [mx.float32] * len(self.output_names))
         shapes = ((1024,),) * len(self.output_names)
-        return cpu.text(
-            self, target, arrays, _template(self.name, template), grid, threadgroup, shapes, dtypes
-        )
-
-
-def _template(op: str, template: Any) -> Template:
-    try:
-        items = [(n, v) for n, v in (template.items() if isinstance(template, dict) else template)]
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"[{op}] 'template' must be a dict or pairs of name and value but got {template!r}."
-        ) from None
-    checked = []
-    for name, value in items:
-        number = value if isinstance(value, mx.Dtype) else python_number(value)
-        if not isinstance(number, (bool, int, mx.Dtype)):
-            raise TypeError(
-                f"[{op}] 'template' must hold dtypes, ints and bools but got {name}={value!r}."
-            )
-        checked.append((name, number))
-    return tuple(checked)
+        values = template_of(self.name, template)
+        return cpu.text(self, target, arrays, values, grid, threadgroup, shapes, dtypes)
 
 
 @lru_cache(maxsize=1024)
@@ -158,29 +136,6 @@ def scalar(value: Any) -> mx.array:
     if number is None or (isinstance(number, int) and not -(2**63) <= number < 2**63):
         raise ValueError(f"[zmlx] 'value' must be a number of 64 bits but got {value!r}.")
     return _scalar(type(number).__name__, repr(number))
-
-
-def _triple(op: str, argument: str, value: Any) -> Triple:
-    try:
-        some = tuple(value) if isinstance(value, Iterable) else (value,)
-        triple = tuple(map(index, some)) + (1,) * (3 - len(some))
-    except TypeError:
-        triple = ()
-    if len(triple) != 3 or min(triple) < 0 or not some:
-        raise ValueError(f"[{op}] '{argument}' must be up to three sizes ≥ 0 but got {value!r}.")
-    return triple
-
-
-def _shapes(op: str, values: Any) -> tuple[tuple[int, ...], ...]:
-    try:
-        shapes = tuple(tuple(map(index, shape)) for shape in values)
-    except TypeError:
-        shapes = ((-1,),)
-    if any(n < 0 for shape in shapes for n in shape):
-        raise ValueError(
-            f"[{op}] 'output_shapes' must be a sequence of shapes of sizes ≥ 0 but got {values!r}."
-        )
-    return shapes
 
 
 class MetalKernel:
@@ -266,11 +221,11 @@ class MetalKernel:
                     f"[{spec.name}] '{argument}' must have {len(spec.output_names)} entries but "
                     f"got {len(values)}."
                 )
-        shapes = _shapes(spec.name, output_shapes)
+        shapes = shapes_of(spec.name, output_shapes)
         if grid is None:
             grid = prod(shapes[0])
-        grid3 = _triple(spec.name, "grid", grid)
-        group3 = _triple(
+        grid3 = triple(spec.name, "grid", grid)
+        group3 = triple(
             spec.name, "threadgroup", (256, 1, 1) if threadgroup is None else threadgroup
         )
         if not 1 <= group3[0] * group3[1] * group3[2] <= 1024:
@@ -278,7 +233,7 @@ class MetalKernel:
                 f"[{spec.name}] 'threadgroup' must have 1 to 1024 threads but got {group3}."
             )
         configuration = (
-            _template(spec.name, template),
+            template_of(spec.name, template),
             grid3,
             group3,
             shapes,
@@ -304,7 +259,7 @@ class MetalKernel:
         key = (settings.target, tuple((x.shape, x.dtype) for x in arrays), configuration)
         prepared = self._launches.get(key)
         if prepared is None:
-            _check_launch(self.spec, arrays, *configuration)
+            check_launch(self.spec, arrays, *configuration)
             prepared = prepare(self.spec, settings.target, arrays, *configuration)
             self._launches[key] = prepared
             while len(self._launches) > _LAUNCHES_KEPT:
@@ -335,57 +290,6 @@ def _outputs(
                 f"'{name}' but got {dtype_name(y.dtype)} {tuple(y.shape)}."
             )
     return outputs
-
-
-def _check_launch(
-    spec: KernelSpec,
-    arrays: tuple[mx.array, ...],
-    template: Template,
-    grid: Triple,
-    threadgroup: Triple,
-    shapes: tuple[tuple[int, ...], ...],
-    dtypes: tuple[mx.Dtype, ...],
-    init_value: float | None,
-) -> None:
-    """Raises for a launch that no compiler would take, or whose outputs would be left undefined."""
-    names = check_names(spec.name, "template", [n for n, _ in template])
-    for name in names:
-        if name in METAL_WORDS or name in spec.input_names + spec.output_names:
-            raise ValueError(
-                f"[{spec.name}] 'template' must have names that are neither words of Metal nor "
-                f"inputs or outputs but got {name!r}."
-            )
-    of_arrays = zip(spec.input_names, [x.dtype for x in arrays], strict=True)
-    for name, dtype in (*of_arrays, *zip(spec.output_names, dtypes, strict=True)):
-        if not isinstance(dtype, mx.Dtype):
-            raise TypeError(
-                f"[{spec.name}] 'output_dtypes' must hold dtypes of MLX but got {dtype!r}."
-            )
-        if dtype == mx.float64:
-            raise ValueError(
-                f"[{spec.name}] '{name}' must have a dtype that Metal knows but got float64."
-            )
-    if init_value is not None:
-        _check_init_value(spec.name, init_value, dtypes)
-    elif 0 in grid and any(prod(shape) for shape in shapes):
-        raise ValueError(
-            f"[{spec.name}] 'grid' must not be empty where an output has elements, unless "
-            f"'init_value' says what they are, but got {grid}."
-        )
-
-
-def _check_init_value(op: str, value: Any, dtypes: tuple[mx.Dtype, ...]) -> None:
-    number = python_number(value)
-    if number is None:
-        raise TypeError(f"[{op}] 'init_value' must be a number but got {type(value).__name__}.")
-    for dtype in dtypes:
-        if not mx.issubdtype(dtype, mx.integer):
-            continue
-        limits = mx.iinfo(dtype)
-        if number != number or number % 1 or not limits.min <= number <= limits.max:
-            raise ValueError(
-                f"[{op}] 'init_value' must be of dtype {dtype_name(dtype)} but got {value!r}."
-            )
 
 
 def prepare(
