@@ -187,6 +187,11 @@ def test_an_index_into_an_array_of_no_dimensions_is_explained():
         metal.kernel(**DOUBLE)(mx.array(2.0))
 
 
+def test_a_name_may_begin_with_a_digit():
+    kernel = metal.kernel(**{**DOUBLE, "name": "2x"})
+    assert kernel(mx.ones((2,))).tolist() == [2.0, 2.0]
+
+
 def test_an_empty_grid_runs_nothing():
     y = metal.kernel(**DOUBLE)(mx.zeros((0, 5)))
     assert y.shape == (0, 5)

@@ -23,7 +23,7 @@ from typing import Any
 import mlx.core as mx
 
 from . import launch
-from .arguments import check_flag, check_identifier, check_names, dtype_name, python_number
+from .arguments import IDENTIFIER, check_flag, check_names, dtype_name, python_number
 from .expr.parse import METAL_WORDS
 from .requests import Template, Triple, check_launch, shapes_of, template_of, triple
 from .targets import cpu, cuda, metal
@@ -54,7 +54,9 @@ class KernelSpec:
         def bad(argument: str, must: str, got: Any) -> ValueError:
             return ValueError(f"[kernel] '{argument}' must {must} but got {got!a}.")
 
-        check_identifier("kernel", "name", self.name)
+        # MLX puts a word before it, so that it may begin with a digit.
+        if not isinstance(self.name, str) or not IDENTIFIER.fullmatch(f"_{self.name}"):
+            raise bad("name", "be an identifier", self.name)
         for argument in ("input_names", "output_names"):
             for name in check_names("kernel", argument, getattr(self, argument)):
                 if name in METAL_WORDS:
