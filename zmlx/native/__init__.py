@@ -166,7 +166,7 @@ def _built(mlx: _MLX) -> Path:
                     file=sys.stderr,
                     flush=True,
                 )
-                cache.write(path, _build(mlx, compiler))
+                path = cache.keep(path, _build(mlx, compiler))
     return path
 
 
@@ -202,6 +202,10 @@ def _build(mlx: _MLX, compiler: str) -> bytes:
         objects = [command[-1] for command in commands]
         result = f"{folder}/core.so"
         _run_all([[compiler, "-shared", "-o", result, *objects, str(mlx.library), "-ldl"]], 1)
+        if not Path(result).exists():
+            raise RuntimeError(
+                f"[zmlx] The CPU core needs a C++ compiler but {compiler} wrote no object."
+            )
         return Path(result).read_bytes()
 
 

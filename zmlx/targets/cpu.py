@@ -23,7 +23,7 @@ def unavailable() -> str | None:
     """Why kernels cannot run on the CPU here, with the remedy, or None where they can."""
     try:
         native.load()
-    except (ImportError, RuntimeError, OSError) as error:
+    except (ImportError, RuntimeError, OSError, ValueError) as error:
         return str(error)
     return None
 
