@@ -6,6 +6,8 @@ and z (bfloat), and the template arguments T = bfloat16 and N = 4.
 """
 
 METAL_REFUSES = [
+    ("a cast does not shorten a vector", "",
+     "float4 v = float4(x[0]); half3 a = (half3)v; y[0] = float(a.x);", "C-style cast from vector"),
     # ---- address spaces (MSL 4 §4)
     ("a threadgroup pointer is no device pointer", "",
      "threadgroup float s[4]; device float* p = s; y[0] = p[0];",
@@ -202,6 +204,15 @@ BOTH_ACCEPT = [
      "half4 q = half4(a); a += float4(q) * 2; half2 d = q.xy * 2.0; y[0] = dot(a, a) + d.x;"),
     ("vectors of a template type", "template <typename V> V both(float v) { return V(v, v); }",
      "vec<T, 4> v = vec<T, 4>(T(1), T(2), T(3), T(4)); z[0] = v.z; y[0] = both<float2>(1).y;"),
+    ("casts of vectors", "template <typename V> V cast(float4 v) { return (V)v; }",
+     "float4 v = float4(x[0]); half4 a = (half4)v; a = static_cast<half4>(v); int4 k = (int4)v;\n"
+     "a = cast<half4>(v); bool4 m = v > 0; y[0] = float(a.x) + float(k.y) + float4(m).z;"),
+    ("arithmetic of packed vectors", "",
+     "packed_float3 p = float3(x[0], 1, 2); p += float3(1); p *= 2.0f; float3 v = p * 2.0f - p;\n"
+     "y[0] = dot(-p, v) + float(any(p > v)) + (v / p).x;"),
+    ("loops over elements", "",
+     "float a[2] = {1, 2}; array<float, 2> c = {{3, 4}}; float s = 0; for (float v : a) s += v;\n"
+     "for (float v : c) s += v; y[0] = s;"),
     ("comparisons of vectors", "",
      "float4 a = float4(x[0]); bool4 m = a < 2.0f; if (any(m) && !all(a == 1.0f)) y[0] = 1;\n"
      "y[1] = select(a, float4(0), m).x + (isnan(a).y ? 1 : 0);"),

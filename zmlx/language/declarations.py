@@ -258,6 +258,36 @@ CLASSES = {
         "struct Pair { Real a; Real get() const { return a; } }; Pair p = {x[i]}; r = p.get();",
         X,
     ),
+    "constructors by address space": Row(
+        "Total<float> t, u(x[i]); threadgroup Total<float> s[8]; s[0] = u; t = s[0]; r = t.sum;",
+        X,
+        """
+        template <typename T> struct Total {
+            T sum;
+            constexpr Total<T>() = default;
+            constexpr Total<T>() threadgroup = default;
+            constexpr Total<T>(T sum) : sum(sum) {}
+        };
+        """,
+    ),
+    "halves and vectors in anonymous structs": Row(
+        "Block b; b.scale = x[i]; b.least = 2; b.bits[3] = 4; n::Pair p; p.high = float2(3);\n"
+        "union { struct { T low, high; }; uint bits; } u; u.high = x[i]; u.low = 0;\n"
+        "r = b.both.x + b.least + b.bits[3] + p.all.w + as_type<T>(ushort(u.bits >> 16));",
+        2 * X + 2 + 4 + 3,
+        """
+        typedef half scale_t;
+        typedef struct {
+            uchar bits[4];
+            union { struct { scale_t scale; scale_t least; }; half2 both; };
+        } Block;
+        static_assert(sizeof(Block) == 8);
+        namespace n { union Whole; struct Pair {
+            union { struct { float2 low, high; }; float4 all; };
+        }; }
+        """,
+        {"T": mx.float16},
+    ),
     "brackets in an initialiser list": Row(
         "Tile t; r = t.v[1] + t.n;",
         5,
@@ -287,6 +317,20 @@ PREPROCESSOR = {
         #endif
         #ifndef WHICH
         #error nor here
+        #endif
+        """,
+    ),
+    "questions about the compiler": Row(
+        "r = WHICH;",
+        5,
+        """
+        #if defined(__has_include) && __has_include(<metal_simdgroup_matrix>)
+        #define FIRST 1
+        #endif
+        #if __has_include(<metal_tensor>) || __has_include("mine.h")
+        #error neither
+        #elif !__has_builtin(__builtin_nothing) && !__has_attribute(nothing)
+        #define WHICH (FIRST + 4)
         #endif
         """,
     ),

@@ -109,6 +109,20 @@ BARRIERS = {
         "",
         lambda i: i ^ 1,
     ),
+    "with a scope": _tile(
+        """
+        threadgroup float a[32];
+        a[i] = i;
+        simdgroup_barrier(mem_flags::mem_threadgroup, thread_scope_simdgroup);
+        float v = a[i ^ 1];
+        threadgroup_barrier(mem_flags::mem_device, thread_scope_device);
+        a[i] = v;
+        threadgroup_barrier(mem_flags::mem_threadgroup, thread_scope_threadgroup);
+        out[i] = a[31 - i];
+        """,
+        "",
+        lambda i: 31 - i ^ 1,
+    ),
     "in a loop": _tile(
         """
         threadgroup int a[2][32];

@@ -130,6 +130,12 @@ SCALARS = {
         "bfloat16_t same = b; r += float(same - b);",
         np.array([3.25, 5, 11.5625, 1, 50, 1.25, 9984, 65]),
     ),
+    "bfloat from integers": Row(
+        "T a = 0; T b[3] = {0, 1}; bfloat4 v = 2; bfloat c = i; a += 3; c = b[1];\n"
+        "r = a + b[0] + b[1] + b[2] + v.w + c + bfloat(int(i));",
+        3 + 0 + 1 + 0 + 2 + 1 + INDEX,
+        template={"T": mx.bfloat16},
+    ),
     "integers of every width": Row(
         "char a = 127; a += 2; uchar b = 255; b += 2; short c = 32767; c++; ushort d = 65535; "
         "d++;\n"

@@ -2,6 +2,7 @@
 // memory move to the arena that all threads of a group share, tables in constant memory become
 // static, and overloads that were told apart by an address space only become one.
 #include <map>
+#include <set>
 
 #include "passes.h"
 
@@ -38,6 +39,9 @@ size_t declarator_end(const Unit& unit, size_t begin, bool* pointer) {
 // is pointed to, cast to, or passed.
 bool declares_variable(const Unit& unit, size_t i) {
   auto& tokens = unit.tokens;
+  if (i > 0 && (tokens[i - 1].is(")") || (tokens[i - 1].is("const") && tokens[i - 2].is(")")))) {
+    return false;  // of a member function
+  }
   size_t begin = unit.outline.statement_begin(i);
   for (size_t k = begin; k < i; ++k) {
     if (tokens[k].is_any({"using", "typedef", "=", "return"})) return false;
@@ -188,8 +192,7 @@ class Canonical {
       while (end < item.second && !unit_.tokens[end].is("=")) ++end;
       key += text(item.first, end) + ",";
     }
-    for (size_t i = function_.close + 1; i < function_.body; ++i) {
-      if (unit_.tokens[i].is(":")) break;
+    for (size_t i = function_.close + 1; !unit_.tokens[i].is_any({":", "{", ";"}); ++i) {
       if (unit_.tokens[i].is("const")) key += "const";
     }
     return key + "@" + std::to_string(function_.scope);
@@ -241,7 +244,19 @@ std::string parameter_types(const Unit& unit, const Function& function) {
   return Canonical(unit, function).types();
 }
 
+// A member function that has no body where it is declared; a defaulted constructor, say.
+void merge_declarations(Unit& unit) {
+  std::set<std::string> known;
+  for (auto& function : unit.outline.functions) {
+    if (function.body || !unit.outline.in_type(function.head)) continue;
+    if (known.insert(parameter_types(unit, function)).second) continue;
+    size_t end = unit.outline.statement_end(function.close);
+    for (size_t i = function.head; i <= end; ++i) unit.tokens[i].dropped = true;
+  }
+}
+
 void merge_overloads(Unit& unit) {
+  merge_declarations(unit);
   std::map<std::string, const Function*> first;
   for (auto& function : unit.outline.functions) {
     if (!function.body || function.lambda || function.name.empty()) continue;

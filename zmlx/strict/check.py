@@ -139,10 +139,21 @@ _SPELLINGS = (
 )
 
 
+_CAST = re.compile(r"(?:C-style |static_)cast from (.*?) to (.*)")
+_COMPONENTS = re.compile(r"(?:, |ext_vector_type\()(\d)")
+
+
+def _converts(message: str) -> bool:
+    """Whether a cast is one between vectors of one length, which OpenCL has none for."""
+    cast = _CAST.search(message)
+    components = [_COMPONENTS.findall(side) for side in cast.groups()] if cast else []
+    return all(components) and len({found[-1] for found in components}) == 1
+
+
 def _say(diagnostic: clang.Diagnostic) -> tuple[str, str] | None:
     """Message and rule of a diagnostic, or None if Metal accepts the code."""
     message = diagnostic.message
-    if _NOT_METAL.search(message):
+    if _NOT_METAL.search(message) or _converts(message):
         return None
     if diagnostic.severity == "warning":
         mixed = _WIDER.search(message)

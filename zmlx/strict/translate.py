@@ -23,9 +23,10 @@ _KERNEL = re.compile(r"\[\[kernel\]\] void (\w+)\(")
 _INSTANCE = re.compile(r"^template \[\[host_name\(.*\Z", re.MULTILINE | re.DOTALL)
 _ATTRIBUTE = re.compile(
     r"\[\[\s*(kernel|visible|host_name\([^)]*\)|max_total_threads_per_threadgroup\([^)]*\)"
-    r"|function_constant\(\w+\)|(buffer|threadgroup)\(\w+\)|grid_(origin|size)"
+    r"|function_constant\(\w+\)|(buffer|threadgroup|id)\(\w+\)|grid_(origin|size)"
     r"|(dispatch_)?thread(s|group|groups)?_\w+|(dispatch_)?(simd|quad)groups?_\w+)\s*\]\]"
 )
+_HAS_HEADER = re.compile(r"__has_include\s*\(\s*<metal_(?!\w*tensor)\w+>\s*\)")
 _BFLOAT_LITERAL = re.compile(r"(\d[\d.']*([eE][+-]?\d+)?|\.\d+|0[xX].*[pP][+-]?\d+)(bf|BF)")
 _LITERAL = re.compile(r"(?:\d[\d']*\.[\d']*|\.\d[\d']*|\d[\d']*(?=[eE]))(?:[eE][+-]?\d+)?[fF]?")
 
@@ -111,6 +112,8 @@ def to_clang(text: str, outline: Outline, *, arms: bool) -> str:
     _non_constant(edits, outline)
     _constructors(edits, outline)
     _methods(edits, outline)
+    for match in _HAS_HEADER.finditer(text):
+        edits.replace(match.start(), match.end(), "1")
     for match in re.finditer(r"^[ \t]*#[ \t]*include\b[^\n]*", text, re.MULTILINE):
         edits.blank(match.start(), match.end())
     marked = edits.result()
