@@ -54,7 +54,7 @@ METAL_REFUSES = [
     ("a constant is initialized", "constant float table[2];", "y[0] = table[n];",
      "variable in constant address space must be initialized"),
     ("a constant is not written", "constant int table[2] = {1, 2};", "table[0] = 3; y[0] = 0;",
-     "read-only variable is not assignable"),
+     "cannot assign to variable 'table' with const-qualified type"),
     ("threadgroup memory belongs to a kernel",
      "float sum(float v) { threadgroup float s[4]; s[0] = v; return s[0]; }", "y[0] = sum(x[0]);",
      "non-kernel function variable cannot be declared in threadgroup address space"),
@@ -210,6 +210,12 @@ BOTH_ACCEPT = [
     ("arithmetic of packed vectors", "",
      "packed_float3 p = float3(x[0], 1, 2); p += float3(1); p *= 2.0f; float3 v = p * 2.0f - p;\n"
      "y[0] = dot(-p, v) + float(any(p > v)) + (v / p).x;"),
+    ("constants are const", "float first(constant float* p) { return *p; }\n"
+     "constexpr constant float table[1] = {1}; static constant half other[2] = {1, 2};\n"
+     "struct S { float a; S() constant = default; float get() const constant { return a; } };",
+     "const constant float* p = w; y[0] = first(table) + first(p) + first(w) + float(other[0]);"),
+    ("lists shorter than their vector", "",
+     "float4 a = {0.f}, c = {x[0]}; half2 d{}; y[0] = a.x + c.y + float(d.x);"),
     ("loops over elements", "",
      "float a[2] = {1, 2}; array<float, 2> c = {{3, 4}}; float s = 0; for (float v : a) s += v;\n"
      "for (float v : c) s += v; y[0] = s;"),

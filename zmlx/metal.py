@@ -55,7 +55,7 @@ class KernelSpec:
         def bad(argument: str, must: str, got: Any) -> ValueError:
             return ValueError(f"[kernel] '{argument}' must {must} but got {got!a}.")
 
-        if not _IDENTIFIER.fullmatch(self.name):
+        if not _IDENTIFIER.fullmatch(f"_{self.name}"):  # MLX puts a word before it
             raise bad("name", "be an identifier", self.name)
         for argument in ("input_names", "output_names"):
             for name in getattr(self, argument):

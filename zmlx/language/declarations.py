@@ -137,6 +137,15 @@ TEMPLATES = {
         template <> int name<float>() { return 2; }
         """,
     ),
+    "functions as arguments": Row(
+        "r = map<twice>(x[i]) + map(twice, 1.0f);",
+        2 * X + 2,
+        """
+        inline float twice(float a) { return 2 * a; }
+        template <float (*f)(float)> float map(float a) { return f(a); }
+        template <typename F> float map(F f, float a) { return f(a); }
+        """,
+    ),
     "lists that close with >>": Row(
         "Box<Box<float>> b; b.v.v = x[i]; r = b.v.v + Count<(3 > 2), 1>::n;",
         X + 1,
@@ -306,6 +315,9 @@ PREPROCESSOR = {
         "r = x[i] + WHICH;",
         X + 7,
         """
+        #if 0
+        What is left out isn't read.
+        #endif
         #if defined(__METAL_VERSION__) && __METAL_VERSION__ >= 310 // a comment
         #  if !defined(UNKNOWN) && (3 * 2 - 5 == 1 ? 1 : 0)
         #    define WHICH 7

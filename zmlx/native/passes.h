@@ -62,7 +62,8 @@ void rewrite_address_spaces(Unit&);
 // anonymous_structs.cc
 void free_anonymous_structs(Unit&);
 
-// designators.cc
+// initialisers.cc
+void fill_vectors(Unit&);
 void expand_designators(Unit&);
 
 // collectives.cc

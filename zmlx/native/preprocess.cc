@@ -20,6 +20,7 @@ using Macros = std::map<std::string, Macro>;
 
 // Those of tensors came with Metal 4.
 bool is_metal_header(const std::string& name) {
+  if (name == "<simd/simd.h>") return true;
   return name.rfind("<metal_", 0) == 0 && name.find("tensor") == std::string::npos;
 }
 
@@ -182,7 +183,7 @@ class Preprocessor {
     if (name == "define") return define(rest, line[0].line);
     if (name == "undef") {
       if (!rest.empty()) macros_.erase(rest[0].text);
-    } else if (name == "include") {
+    } else if (name == "include" || name == "import") {
       include(rest, line[0].line);
     } else if (name == "error") {
       std::string text;
@@ -198,7 +199,7 @@ class Preprocessor {
   void include(const Tokens& rest, int line) {
     std::string header;
     for (auto& token : rest) header += token.text;
-    if (header.rfind("<metal_", 0) == 0) return;
+    if (is_metal_header(header)) return;
     place_.refuse(line, "#include " + header + " is not supported: " +
                             "mx.fast.metal_kernel has no include path; paste the text you need "
                             "into the header argument");

@@ -116,11 +116,12 @@ class Lexer {
     }
   }
 
+  // To the end of the line at most: an apostrophe may stand in text that an #if leaves out.
   void lex_quoted(char quote) {
     for (++at_; at_ < text_.size() && peek() != quote && peek() != '\n'; ++at_) {
       if (peek() == '\\') ++at_;
     }
-    if (at_ < text_.size()) ++at_;
+    if (peek() == quote) ++at_;
   }
 
   const std::string& text_;

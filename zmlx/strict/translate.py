@@ -16,7 +16,9 @@ from .tokens import Outline
 ELEMENTS = (
     "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "bfloat", "float",
 )  # fmt: skip
-VECTORS = frozenset(e + n for e in ELEMENTS for n in "234")
+VECTORS = frozenset(
+    prefix + e + n for prefix in ("", "simd_", "vector_") for e in ELEMENTS for n in "234"
+)
 SPACES = ("device", "constant", "thread", "threadgroup", "threadgroup_imageblock", "ray_data")
 
 _KERNEL = re.compile(r"\[\[kernel\]\] void (\w+)\(")
@@ -109,12 +111,14 @@ def to_clang(text: str, outline: Outline, *, arms: bool) -> str:
         # `h` is a suffix in OpenCL too.
         if token.kind == "number" and _BFLOAT_LITERAL.fullmatch(token.text):
             edits.replace(token.start, token.end, f"bfloat({token.text[:-2]}f)")
+    if not arms:
+        _function_arguments(edits, outline)
     _non_constant(edits, outline)
     _constructors(edits, outline)
     _methods(edits, outline)
     for match in _HAS_HEADER.finditer(text):
         edits.replace(match.start(), match.end(), "1")
-    for match in re.finditer(r"^[ \t]*#[ \t]*include\b[^\n]*", text, re.MULTILINE):
+    for match in re.finditer(r"^[ \t]*#[ \t]*(include|import)\b[^\n]*", text, re.MULTILINE):
         edits.blank(match.start(), match.end())
     marked = edits.result()
     return _kernel(_arms(marked) if arms else marked, where)
@@ -138,6 +142,17 @@ def _kernel(text: str, where: Layout) -> str:
         f"__kernel void {where.name}_template{text[parameters:]}"
         f'\n# {line + 1} "kernel.metal"\n{concrete}'
     )
+
+
+def _function_arguments(edits: _Edits, outline: Outline) -> None:
+    """`template <int (*f)(int)>` as `template <int f(int)>`, which is the same; OpenCL has no
+    address space for the pointer."""
+    for i, token in enumerate(outline.tokens):
+        end = outline.angle_end(i + 1) if token.text == "template" else -1
+        for k in range(i + 2, end - 4):
+            if [outline[k], outline[k + 1], outline[k + 3], outline[k + 4]] == ["(", "*", ")", "("]:
+                for mark in (outline.tokens[n] for n in (k, k + 1, k + 3)):
+                    edits.blank(mark.start, mark.end)
 
 
 def _non_constant(edits: _Edits, outline: Outline) -> None:
@@ -210,6 +225,12 @@ def _methods(edits: _Edits, outline: Outline) -> None:
     """A member function without an address space is one of `thread` objects, and of temporaries. In
     OpenCL it is one of any object: hence deleted overloads for the other spaces, and one without
     a body for temporaries."""
+    structs = {scope.name for scope in outline.scopes if scope.kind == "type"}
+    for i, token in enumerate(outline.tokens):
+        if token.text != "constant" or outline[i - 1] != ")" or i - 1 not in outline.partner:
+            continue
+        if outline[outline.partner[i - 1] - 1] in structs:  # constructors are never const
+            edits.replace(token.start, token.end, "__constant")
     for scope in outline.scopes:
         if scope.kind != "function" or scope.parent is None or scope.parent.kind != "type":
             continue

@@ -1,9 +1,28 @@
-// `float a[N] = {[0 ... N - 1] = 1};`, which C has and clang takes in Metal, but no other compiler in
-// C++: a loop that stores stands behind the declaration.
+// Lists in braces that clang takes in Metal and C++ knows not, or otherwise.
 #include "passes.h"
 
 namespace zmlx {
 namespace {
+
+bool names_vector(const Token& token) {
+  static const std::set<std::string> elements = {"bool", "char", "uchar", "short", "ushort", "int",
+                                                 "uint", "long", "ulong", "half", "bfloat", "float"};
+  size_t last = token.text.size() - 1;
+  return token.kind == Token::word && last > 0 && token.text[last] >= '2' &&
+         token.text[last] <= '4' && elements.count(token.text.substr(0, last));
+}
+
+// Whether the braces hold one value that is no list.
+bool holds_one(const Unit& unit, size_t brace) {
+  size_t end = unit.outline.partner[brace], i = brace + 1;
+  if (i == end || unit.tokens[i].is_any({"{", "["})) return false;
+  while (i < end && !unit.tokens[i].is(",")) {
+    size_t list = unit.outline.angle_end(i);
+    bool bracket = unit.tokens[i].is_any({"(", "[", "{"}) || list != Outline::none;
+    i = bracket ? unit.outline.partner[i] + 1 : i + 1;
+  }
+  return i == end;
+}
 
 // The `=` of the value that the designator at `bracket` is given, or none.
 size_t value_of(const Unit& unit, size_t bracket) {
@@ -22,6 +41,32 @@ size_t value_end(const Unit& unit, size_t i) {
 
 }  // namespace
 
+// `float4 v = {s};` sets the first component and clears the others, where `float4 v = s;` and a
+// constructor of C++ set all.
+void fill_vectors(Unit& unit) {
+  auto& tokens = unit.tokens;
+  for (size_t i = 0; i + 3 < tokens.size(); ++i) {
+    size_t type_end = tokens[i].is("vec") ? unit.outline.angle_end(i + 1) : i;
+    if (type_end == Outline::none || !(type_end > i || names_vector(tokens[i]))) continue;
+    std::string type;
+    for (size_t k = i; k <= type_end; ++k) type += tokens[k].text;
+    size_t name = type_end + 1;
+    while (tokens[name].kind == Token::word) {
+      bool equals = tokens[name + 1].is("=");
+      size_t brace = name + 1 + equals;
+      if (!tokens[brace].is("{")) break;
+      size_t end = unit.outline.partner[brace];
+      if (holds_one(unit, brace)) {
+        tokens[brace].text = (equals ? "zk_lead<" : "= zk_lead<") + type + ">(";
+        tokens[end].text = ")";
+      }
+      if (!tokens[end + 1].is(",")) break;
+      name = end + 2;
+    }
+  }
+}
+
+// `float a[N] = {[0 ... N - 1] = 1};`: a loop that stores stands behind the declaration.
 void expand_designators(Unit& unit) {
   auto& tokens = unit.tokens;
   for (size_t brace = 1; brace + 1 < tokens.size(); ++brace) {
