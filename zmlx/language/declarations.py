@@ -71,6 +71,39 @@ ADDRESS_SPACES = {
         template <typename T> T load(const threadgroup T* p, uint at) { return p[at]; }
         """,
     ),
+    "overloads by address space in which threads meet": Row(
+        "threadgroup float s[8]; thread float v = 1; s[i] = x[i];"
+        "threadgroup_barrier(mem_flags::mem_threadgroup); r = All<2>::sum(s + i) + "
+        "All<2>::sum(&v) + total(&v);",
+        2 * X.sum() + 2 * 8 + 8,
+        """
+        template <int turns> struct All {
+            template <typename T> static T sum(thread T* p) {
+                T all = 0;
+                for (int k = 0; k < turns; ++k) { all += simd_sum(*p); }
+                if (turns > 1) { threadgroup_barrier(mem_flags::mem_none); }
+                return all;
+            }
+            template <typename T> static T sum(threadgroup T* q) {
+                T all = 0;
+                for (int k = 0; k < turns; ++k) { all += simd_sum(*q); }
+                if (turns > 1) { threadgroup_barrier(mem_flags::mem_none); }
+                return all;
+            }
+        };
+        inline float total(thread float* p) {
+            half h = 1;
+            for (int k = 0; k < 1; ++k) { h = k > 0 ? h : simd_sum(*p); }
+            return h;
+        }
+        inline float total(threadgroup float* p) {
+            half h = 1;
+            for (int k = 0; k < 1; ++k) { h = k > 0 ? h : simd_sum(*p); }
+            return h;
+        }
+        """,
+        together=True,
+    ),
     "specialisations by address space with one body are one": Row(
         "r = is_same_v<element<device float*>::type, float> +"
         " is_same_v<element<thread uint*>::type, uint> * 2 +"

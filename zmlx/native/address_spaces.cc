@@ -244,14 +244,18 @@ std::string parameter_types(const Unit& unit, const Function& function) {
   return Canonical(unit, function).types();
 }
 
+// One of several that are the same without address spaces.
+void remove(Tokens& tokens, size_t begin, size_t end) {
+  for (size_t i = begin; i <= end; ++i) tokens[i].dropped = tokens[i].removed = true;
+}
+
 // A member function that has no body where it is declared; a defaulted constructor, say.
 void merge_declarations(Unit& unit) {
   std::set<std::string> known;
   for (auto& function : unit.outline.functions) {
     if (function.body || !unit.outline.in_type(function.head)) continue;
     if (known.insert(parameter_types(unit, function)).second) continue;
-    size_t end = unit.outline.statement_end(function.close);
-    for (size_t i = function.head; i <= end; ++i) unit.tokens[i].dropped = true;
+    remove(unit.tokens, function.head, unit.outline.statement_end(function.close));
   }
 }
 
@@ -269,7 +273,7 @@ void merge_overloads(Unit& unit) {
           "overloads of `" + function.name + "` that differ in address space and in their bodies "
           "are not supported: give them different names");
     }
-    for (size_t i = function.head; i <= function.end; ++i) unit.tokens[i].dropped = true;
+    remove(unit.tokens, function.head, function.end);
   }
 }
 
@@ -298,7 +302,7 @@ void merge_specialisations(Unit& unit) {
                             "` that differ in address space and in their bodies are not supported: "
                             "give them one body");
     }
-    for (size_t k = type.head; k <= type.end; ++k) tokens[k].dropped = true;
+    remove(tokens, type.head, type.end);
   }
 }
 

@@ -144,6 +144,7 @@ class Printer {
     for (auto& token : tokens) {
       breaks_ |= token.first;
       blank_ |= token.column > 0;
+      if (token.removed) continue;
       if (!token.dropped || !token.before.empty() || !token.after.empty()) add(token);
     }
     put("\n", line_);
