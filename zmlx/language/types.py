@@ -48,8 +48,10 @@ VECTORS = {
     ),
     "one value in braces": Row(
         "float4 v = {x[i]}, w = {0.f}; vec<half, 2> h{3.0h}; float2 p = {v.xy}; int3 k = {};\n"
-        "r = v.x + v.y + v.z + w.w + h.x * 10 + h.y * 100 + p.x + p.y + k.z;",
-        2 * X + 30,
+        "r = v.x + v.y + v.z + w.w + h.x * 10 + h.y * 100 + p.x + p.y + k.z;\n"
+        "V a = {x[i]}; r += a.x + a.y + first<V>(1).x + first<float2>(1).y + first<float>(1);",
+        3 * X + 30 + 2,
+        "typedef float4 V;\ntemplate <typename T> T first(float a) { T v = {a}; return v; }\n",
     ),
     "arithmetic, by component and with scalars": Row(
         "float4 v = float4(i, 1, 2, 3) * 2 + float4(1); v -= 0.5f; v = -v / 2; "

@@ -65,7 +65,7 @@ std::vector<std::string> declared_names(const Unit& unit, size_t begin, size_t e
                         "a threadgroup variable with an initial value is not supported: let one "
                         "thread store it, and put a barrier behind");
     }
-    if (tokens[i].is_any({"(", "["})) i = unit.outline.partner[i];
+    if (tokens[i].is_any({"(", "[", "{"})) i = unit.outline.partner[i];
     size_t list = unit.outline.angle_end(i);
     if (list != Outline::none) i = list;
     bool declares = tokens[i].kind == Token::word && tokens[i + 1].is_any({"[", ",", ";"});

@@ -12,6 +12,27 @@ bool names_vector(const Token& token) {
          token.text[last] <= '4' && elements.count(token.text.substr(0, last));
 }
 
+// Type parameters, and aliases of vectors and of those.
+std::set<std::string> maybe_vectors(const Unit& unit) {
+  auto& tokens = unit.tokens;
+  std::set<std::string> names;
+  for (size_t i = 0; i + 3 < tokens.size(); ++i) {
+    bool parameter = tokens[i].is_any({"typename", "class"}) && i > 0 &&
+                     tokens[i - 1].is_any({"<", ","}) && tokens[i + 1].kind == Token::word;
+    if (parameter) names.insert(tokens[i + 1].text);
+    bool alias = tokens[i].is("using") && tokens[i + 2].is("=");
+    if (!alias && !tokens[i].is("typedef")) continue;
+    size_t end = unit.outline.statement_end(i), name = alias ? i + 1 : end - 1;
+    bool vector = false, type = false;
+    for (size_t k = alias ? i + 3 : i + 1; k < (alias ? end : end - 1); ++k) {
+      vector |= tokens[k].is("vec") || names_vector(tokens[k]) || names.count(tokens[k].text);
+      type |= tokens[k].is_any({"{", "(", "*", "&", "["});
+    }
+    if (vector && !type) names.insert(tokens[name].text);
+  }
+  return names;
+}
+
 // Whether the braces hold one value that is no list.
 bool holds_one(const Unit& unit, size_t brace) {
   size_t end = unit.outline.partner[brace], i = brace + 1;
@@ -45,9 +66,11 @@ size_t value_end(const Unit& unit, size_t i) {
 // constructor of C++ set all.
 void fill_vectors(Unit& unit) {
   auto& tokens = unit.tokens;
+  auto names = maybe_vectors(unit);
   for (size_t i = 0; i + 3 < tokens.size(); ++i) {
     size_t type_end = tokens[i].is("vec") ? unit.outline.angle_end(i + 1) : i;
-    if (type_end == Outline::none || !(type_end > i || names_vector(tokens[i]))) continue;
+    bool vector = type_end > i || names_vector(tokens[i]) || names.count(tokens[i].text);
+    if (type_end == Outline::none || !vector) continue;
     std::string type;
     for (size_t k = i; k <= type_end; ++k) type += tokens[k].text;
     size_t name = type_end + 1;

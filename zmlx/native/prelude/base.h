@@ -99,6 +99,19 @@ struct zk_identity {
 };
 template <class T>
 using zk_same = typename zk_identity<T>::type;
+// What `V v = {x};` is: of a vector the first component.
+template <class V, class A>
+constexpr METAL_FUNC V zk_lead(A x) {
+  if constexpr (requires { typename V::zk_vector; } && zk_scalar<A>) {
+    V v(typename V::zk_element(0));
+    v.x = x;
+    return v;
+  } else if constexpr (zk_scalar<V>) {
+    return V(x);
+  } else {
+    return V{x};
+  }
+}
 // The same type, but known only where the flag is: see anonymous_structs.cc.
 template <bool, class T>
 struct zk_member {

@@ -41,18 +41,6 @@ constexpr METAL_FUNC V zk_spread(A x) {
   return v;
 }
 
-// What `V v = {x};` is.
-template <class V, class A>
-constexpr METAL_FUNC V zk_lead(A x) {
-  if constexpr (zk_vectorial<A>) {
-    return x;
-  } else {
-    V v(typename V::zk_element(0));
-    v.x = x;
-    return v;
-  }
-}
-
 template <class T, class S>
 concept zk_converts = requires(S x, void (*take)(T)) { take(x); };
 
