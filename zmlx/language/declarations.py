@@ -315,8 +315,10 @@ CLASSES = {
     "halves and vectors in anonymous structs": Row(
         "Block b; b.scale = x[i]; b.least = 2; b.bits[3] = 4; n::Pair p; p.high = float2(3);\n"
         "union { struct { T low, high; }; uint bits; } u; u.high = x[i]; u.low = 0;\n"
-        "r = b.both.x + b.least + b.bits[3] + p.all.w + as_type<T>(ushort(u.bits >> 16));",
-        2 * X + 2 + 4 + 3,
+        "Halves h; h.low = 1; h.high = 2; p.low = float2(1);"
+        "r = b.both.x + b.least + b.bits[3] + p.all.w + as_type<T>(ushort(u.bits >> 16)) + "
+        "h.both.y + p.sum();",
+        2 * X + 2 + 4 + 3 + 2 + 4,
         """
         typedef half scale_t;
         typedef struct {
@@ -326,7 +328,9 @@ CLASSES = {
         static_assert(sizeof(Block) == 8);
         namespace n { union Whole; struct Pair {
             union { struct { float2 low, high; }; float4 all; };
+            float sum() const thread { return low.x + high.x; }
         }; }
+        union Halves { struct { half low, high; }; half2 both; };
         """,
         {"T": mx.float16},
     ),

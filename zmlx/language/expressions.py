@@ -158,8 +158,10 @@ STATEMENTS = {
             if (i < n) { shared[i] = twice(a[i]); a[i] = shared[0]; }
         }
         template <typename T, int N>
-        [[kernel]] void second(device T* a, uint lane [[thread_index_in_simdgroup]]) {
-            a[lane] = simd_sum(a[lane]) * N;
+        [[kernel, max_total_threads_per_threadgroup(64)]]
+        void second(device T* a, uint lane [[thread_index_in_simdgroup]]) {
+            threadgroup T shared[N];
+            a[lane] = simd_sum(a[lane]) * N + shared[0];
         }
         typedef decltype(second<float, 1>) second_t;
         template [[host_name("second")]] kernel second_t second<float, 1>;

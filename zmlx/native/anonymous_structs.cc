@@ -90,24 +90,34 @@ class AnonymousStructs {
 
   // struct NAME { … }  ->  template <bool zk_on> struct zk_members0 { … };
   //                        struct NAME : zk_members0<true> {}
-  // False if that is not possible: then the compiler says what it does not take.
+  // A union, which has no bases, becomes another name of the template's. False if that is not
+  // possible: then the compiler says what it does not take.
   bool take_over(size_t brace) {
     if (brace == Outline::none || unit_.outline.function_at(brace)) return false;
-    size_t begin = unit_.outline.statement_begin(brace);
-    std::string head, kind;
+    size_t begin = unit_.outline.statement_begin(brace), end = unit_.outline.partner[brace];
+    std::string head, kind, name;
     for (size_t i = begin; i < brace; ++i) {
       if (tokens_[i].is_any({"template", ":", "(", "="})) return false;
-      if (tokens_[i].is_any({"struct", "class", "union"})) kind = tokens_[i].text;
-      if (!tokens_[i].dropped) head += tokens_[i].text + " ";
+      if (tokens_[i].dropped) continue;
+      if (!kind.empty()) name = tokens_[i].text;
+      if (tokens_[i].is_any({"struct", "union"})) kind = tokens_[i].text;
+      head += tokens_[i].text + " ";
     }
-    for (auto& function : unit_.outline.functions) {
-      if (function.scope == brace) return false;
+    // Members that name their struct would name one that is not declared yet.
+    for (size_t i = brace; i < end; ++i) {
+      if (!name.empty() && tokens_[i].text == name) return false;
     }
-    if (kind != "struct") return false;
+    if (kind.empty()) return false;
     std::string base = "zk_members" + std::to_string(has_base_.size());
     for (size_t i = begin; i < brace; ++i) tokens_[i].dropped = true;
-    tokens_[begin].before += std::string("template <bool ") + argument + "> struct " + base + " ";
-    tokens_[unit_.outline.partner[brace]].after += "; " + head + ": " + base + "<true> {}";
+    tokens_[begin].before += std::string("template <bool ") + argument + "> " + kind + " " + base + " ";
+    base += "<true>";
+    if (kind == "struct") {
+      tokens_[end].after += "; " + head + ": " + base + " {}";
+    } else {
+      bool other_name = !name.empty() && tokens_[begin].is("typedef");
+      tokens_[end].after += "; typedef " + base + " " + name + (other_name ? "," : "");
+    }
     return true;
   }
 

@@ -23,11 +23,12 @@ SPACES = ("device", "constant", "thread", "threadgroup", "threadgroup_imageblock
 
 _KERNEL = re.compile(r"\[\[kernel\]\] void (\w+)\(")
 _INSTANCE = re.compile(r"^template \[\[host_name\(.*\Z", re.MULTILINE | re.DOTALL)
-_ATTRIBUTE = re.compile(
-    r"\[\[\s*(kernel|visible|host_name\([^)]*\)|max_total_threads_per_threadgroup\([^)]*\)"
-    r"|function_constant\(\w+\)|(buffer|threadgroup|id)\(\w+\)|grid_(origin|size)"
-    r"|(dispatch_)?thread(s|group|groups)?_\w+|(dispatch_)?(simd|quad)groups?_\w+)\s*\]\]"
+_SAID = (
+    r"(?:kernel|visible|host_name\([^)]*\)|max_total_threads_per_threadgroup\([^)]*\)"
+    r"|function_constant\(\w+\)|(?:buffer|threadgroup|id)\(\w+\)|grid_(?:origin|size)"
+    r"|(?:dispatch_)?thread(?:s|group|groups)?_\w+|(?:dispatch_)?(?:simd|quad)groups?_\w+)"
 )
+_ATTRIBUTE = re.compile(rf"\[\[\s*{_SAID}(\s*,\s*{_SAID})*\s*\]\]")
 _HAS_HEADER = re.compile(r"__has_include\s*\(\s*<metal_(?!\w*tensor)\w+>\s*\)")
 _BFLOAT_LITERAL = re.compile(r"(\d[\d.']*([eE][+-]?\d+)?|\.\d+|0[xX].*[pP][+-]?\d+)(bf|BF)")
 _LITERAL = re.compile(r"(?:\d[\d']*\.[\d']*|\.\d[\d']*|\d[\d']*(?=[eE]))(?:[eE][+-]?\d+)?[fF]?")
@@ -108,6 +109,8 @@ def to_clang(text: str, outline: Outline, *, arms: bool) -> str:
     if where.template:
         edits.blank(where.instance, len(text))
     for token in outline.all:
+        if token.text == "kernel" and text[token.start - 1] != "[" and token.start < where.kernel:
+            edits.blank(token.start, token.end)  # another one, in the header: a function
         # `h` is a suffix in OpenCL too.
         if token.kind == "number" and _BFLOAT_LITERAL.fullmatch(token.text):
             edits.replace(token.start, token.end, f"bfloat({token.text[:-2]}f)")
