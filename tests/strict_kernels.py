@@ -6,6 +6,8 @@ and z (bfloat), and the template arguments T = bfloat16 and N = 4.
 """
 
 METAL_REFUSES = [
+    ("a cast does not shorten a vector", "",
+     "float4 v = float4(x[0]); half3 a = (half3)v; y[0] = float(a.x);", "C-style cast from vector"),
     # ---- address spaces (MSL 4 §4)
     ("a threadgroup pointer is no device pointer", "",
      "threadgroup float s[4]; device float* p = s; y[0] = p[0];",
@@ -52,7 +54,7 @@ METAL_REFUSES = [
     ("a constant is initialized", "constant float table[2];", "y[0] = table[n];",
      "variable in constant address space must be initialized"),
     ("a constant is not written", "constant int table[2] = {1, 2};", "table[0] = 3; y[0] = 0;",
-     "read-only variable is not assignable"),
+     "cannot assign to variable 'table' with const-qualified type"),
     ("threadgroup memory belongs to a kernel",
      "float sum(float v) { threadgroup float s[4]; s[0] = v; return s[0]; }", "y[0] = sum(x[0]);",
      "non-kernel function variable cannot be declared in threadgroup address space"),
@@ -202,6 +204,21 @@ BOTH_ACCEPT = [
      "half4 q = half4(a); a += float4(q) * 2; half2 d = q.xy * 2.0; y[0] = dot(a, a) + d.x;"),
     ("vectors of a template type", "template <typename V> V both(float v) { return V(v, v); }",
      "vec<T, 4> v = vec<T, 4>(T(1), T(2), T(3), T(4)); z[0] = v.z; y[0] = both<float2>(1).y;"),
+    ("casts of vectors", "template <typename V> V cast(float4 v) { return (V)v; }",
+     "float4 v = float4(x[0]); half4 a = (half4)v; a = static_cast<half4>(v); int4 k = (int4)v;\n"
+     "a = cast<half4>(v); bool4 m = v > 0; y[0] = float(a.x) + float(k.y) + float4(m).z;"),
+    ("arithmetic of packed vectors", "",
+     "packed_float3 p = float3(x[0], 1, 2); p += float3(1); p *= 2.0f; float3 v = p * 2.0f - p;\n"
+     "y[0] = dot(-p, v) + float(any(p > v)) + (v / p).x;"),
+    ("constants are const", "float first(constant float* p) { return *p; }\n"
+     "constexpr constant float table[1] = {1}; static constant half other[2] = {1, 2};\n"
+     "struct S { float a; S() constant = default; float get() const constant { return a; } };",
+     "const constant float* p = w; y[0] = first(table) + first(p) + first(w) + float(other[0]);"),
+    ("lists shorter than their vector", "",
+     "float4 a = {0.f}, c = {x[0]}; half2 d{}; y[0] = a.x + c.y + float(d.x);"),
+    ("loops over elements", "",
+     "float a[2] = {1, 2}; array<float, 2> c = {{3, 4}}; float s = 0; for (float v : a) s += v;\n"
+     "for (float v : c) s += v; y[0] = s;"),
     ("comparisons of vectors", "",
      "float4 a = float4(x[0]); bool4 m = a < 2.0f; if (any(m) && !all(a == 1.0f)) y[0] = 1;\n"
      "y[1] = select(a, float4(0), m).x + (isnan(a).y ? 1 : 0);"),

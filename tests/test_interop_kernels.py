@@ -322,6 +322,83 @@ def test_product_with_a_matrix_of_4_bit_blocks():
     close(out, ((q - 8) * d[..., None].astype(np.float64)).reshape(rows, columns) @ y, 1e-5)
 
 
+FILE_OF_BLOCKS = """
+#pragma once
+#include <metal_stdlib>
+#include <simd/simd.h>
+using namespace metal;
+#if defined(__has_include)
+#if __has_include(<metal_simdgroup>)
+#define LANES 32
+#endif
+#endif
+struct Block {  // 32 values of 4 bits
+    union { struct { half step, least; }; half2 both; };
+    uchar low[16];
+};
+static_assert(sizeof(Block) == 20, "no padding");
+inline float4 unpack(device const Block& b, ushort at) {
+    const uchar4 packed = *(device const uchar4*)(b.low + 4 * (at % 4));
+    uchar4 q = {0};
+    q.xyzw.xy = (at < 4 ? packed & 15 : packed >> 4).xy;
+    q.zw = (at < 4 ? packed & 15 : packed >> 4).zw;
+    return (float4)q * float(b.both.x) + float(b.least);
+}
+template <typename B, float4 (*load)(device const B&, ushort)>
+float dot_block(device const B& b, constant float* x) {
+    float4 sum = {0.f};
+    for (ushort at = 0; at < 8; ++at) {
+        sum += load(b, at) * float4(x[4 * at], x[4 * at + 1], x[4 * at + 2], x[4 * at + 3]);
+    }
+    return sum.x + sum.y + sum.z + sum.w;
+}
+kernel void unpack_all(device const Block* b [[buffer(0)]], device float4* y [[buffer(1)]],
+                       uint i [[thread_position_in_grid]]) {
+    threadgroup float4 shared[LANES];
+    shared[i % LANES] = unpack(b[i / 8], i % 8);
+    y[i] = shared[i % LANES];
+}
+constant float ONES[32] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+                           1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+"""
+
+BLOCK_SUMS = """
+    device const Block* row = (device const Block*)w + threadgroup_position_in_grid.x * ROWS * N;
+    float sums[ROWS] = {[0 ... ROWS - 1] = 0.0f};
+    for (uint k = thread_index_in_simdgroup; k < N; k += LANES) {
+        for (ushort r = 0; r < ROWS; ++r) {
+            sums[r] += dot_block<Block, unpack>(row[r * N + k], ONES);
+        }
+    }
+    simdgroup_barrier(mem_flags::mem_none);
+    for (ushort r = 0; r < ROWS; ++r) {
+        T total = 0;
+        total = T(simd_sum(sums[r]));
+        if (simd_is_first()) out[threadgroup_position_in_grid.x * ROWS + r] = total;
+    }
+"""
+
+
+@pytest.mark.parametrize("dtype, bound", [(mx.float32, 1e-6), (mx.bfloat16, 4e-3)], ids=str)
+def test_a_whole_file_as_header(dtype, bound):
+    """Half a unit in the last place of the output: the sums are float32."""
+    rows, n = 6, 40
+    q = RNG.integers(0, 16, (rows, n, 32)).astype(np.uint8)
+    both = RNG.uniform(0.5, 2, (rows, n, 2)).astype(np.float16)
+    packed = q[..., :16] | q[..., 16:] << 4
+    kernel = mx.fast.metal_kernel(
+        name="3_sums", input_names=["w"], output_names=["out"], source=BLOCK_SUMS,
+        header=FILE_OF_BLOCKS,
+    )  # fmt: skip
+    (out,) = kernel(
+        inputs=[mx.array(np.concatenate([both.view(np.uint8), packed], -1))],
+        template=[("T", dtype), ("ROWS", 3), ("N", n)], grid=(32 * rows // 3, 1, 1),
+        threadgroup=(32, 1, 1), output_shapes=[(rows,)], output_dtypes=[dtype],
+    )  # fmt: skip
+    both = both.astype(np.float64)
+    close(out, (q * both[..., :1] + both[..., 1:]).sum((1, 2)), bound)
+
+
 RADIX_SORT = """
     threadgroup uint keys[256]; threadgroup uint tmp[256]; threadgroup atomic_uint hist[16];
         threadgroup uint offs[16]; threadgroup uint sgs[8];

@@ -71,6 +71,39 @@ ADDRESS_SPACES = {
         template <typename T> T load(const threadgroup T* p, uint at) { return p[at]; }
         """,
     ),
+    "overloads by address space in which threads meet": Row(
+        "threadgroup float s[8]; thread float v = 1; s[i] = x[i];"
+        "threadgroup_barrier(mem_flags::mem_threadgroup); r = All<2>::sum(s + i) + "
+        "All<2>::sum(&v) + total(&v);",
+        2 * X.sum() + 2 * 8 + 8,
+        """
+        template <int turns> struct All {
+            template <typename T> static T sum(thread T* p) {
+                T all = 0;
+                for (int k = 0; k < turns; ++k) { all += simd_sum(*p); }
+                if (turns > 1) { threadgroup_barrier(mem_flags::mem_none); }
+                return all;
+            }
+            template <typename T> static T sum(threadgroup T* q) {
+                T all = 0;
+                for (int k = 0; k < turns; ++k) { all += simd_sum(*q); }
+                if (turns > 1) { threadgroup_barrier(mem_flags::mem_none); }
+                return all;
+            }
+        };
+        inline float total(thread float* p) {
+            half h = 1;
+            for (int k = 0; k < 1; ++k) { h = k > 0 ? h : simd_sum(*p); }
+            return h;
+        }
+        inline float total(threadgroup float* p) {
+            half h = 1;
+            for (int k = 0; k < 1; ++k) { h = k > 0 ? h : simd_sum(*p); }
+            return h;
+        }
+        """,
+        together=True,
+    ),
     "specialisations by address space with one body are one": Row(
         "r = is_same_v<element<device float*>::type, float> +"
         " is_same_v<element<thread uint*>::type, uint> * 2 +"
@@ -135,6 +168,15 @@ TEMPLATES = {
         template <typename T> int name() { return 0; }
         template <> int name<half>() { return 1; }
         template <> int name<float>() { return 2; }
+        """,
+    ),
+    "functions as arguments": Row(
+        "r = map<twice>(x[i]) + map(twice, 1.0f);",
+        2 * X + 2,
+        """
+        inline float twice(float a) { return 2 * a; }
+        template <float (*f)(float)> float map(float a) { return f(a); }
+        template <typename F> float map(F f, float a) { return f(a); }
         """,
     ),
     "lists that close with >>": Row(
@@ -258,6 +300,40 @@ CLASSES = {
         "struct Pair { Real a; Real get() const { return a; } }; Pair p = {x[i]}; r = p.get();",
         X,
     ),
+    "constructors by address space": Row(
+        "Total<float> t, u(x[i]); threadgroup Total<float> s[8]; s[0] = u; t = s[0]; r = t.sum;",
+        X,
+        """
+        template <typename T> struct Total {
+            T sum;
+            constexpr Total<T>() = default;
+            constexpr Total<T>() threadgroup = default;
+            constexpr Total<T>(T sum) : sum(sum) {}
+        };
+        """,
+    ),
+    "halves and vectors in anonymous structs": Row(
+        "Block b; b.scale = x[i]; b.least = 2; b.bits[3] = 4; n::Pair p; p.high = float2(3);\n"
+        "union { struct { T low, high; }; uint bits; } u; u.high = x[i]; u.low = 0;\n"
+        "Halves h; h.low = 1; h.high = 2; p.low = float2(1);"
+        "r = b.both.x + b.least + b.bits[3] + p.all.w + as_type<T>(ushort(u.bits >> 16)) + "
+        "h.both.y + p.sum();",
+        2 * X + 2 + 4 + 3 + 2 + 4,
+        """
+        typedef half scale_t;
+        typedef struct {
+            uchar bits[4];
+            union { struct { scale_t scale; scale_t least; }; half2 both; };
+        } Block;
+        static_assert(sizeof(Block) == 8);
+        namespace n { union Whole; struct Pair {
+            union { struct { float2 low, high; }; float4 all; };
+            float sum() const thread { return low.x + high.x; }
+        }; }
+        union Halves { struct { half low, high; }; half2 both; };
+        """,
+        {"T": mx.float16},
+    ),
     "brackets in an initialiser list": Row(
         "Tile t; r = t.v[1] + t.n;",
         5,
@@ -276,6 +352,9 @@ PREPROCESSOR = {
         "r = x[i] + WHICH;",
         X + 7,
         """
+        #if 0
+        What is left out isn't read.
+        #endif
         #if defined(__METAL_VERSION__) && __METAL_VERSION__ >= 310 // a comment
         #  if !defined(UNKNOWN) && (3 * 2 - 5 == 1 ? 1 : 0)
         #    define WHICH 7
@@ -287,6 +366,20 @@ PREPROCESSOR = {
         #endif
         #ifndef WHICH
         #error nor here
+        #endif
+        """,
+    ),
+    "questions about the compiler": Row(
+        "r = WHICH;",
+        5,
+        """
+        #if defined(__has_include) && __has_include(<metal_simdgroup_matrix>)
+        #define FIRST 1
+        #endif
+        #if __has_include(<metal_tensor>) || __has_include("mine.h")
+        #error neither
+        #elif !__has_builtin(__builtin_nothing) && !__has_attribute(nothing)
+        #define WHICH (FIRST + 4)
         #endif
         """,
     ),

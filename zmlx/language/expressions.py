@@ -29,6 +29,12 @@ SWIZZLES = {
         "r = v.x + v.y * 1000 + v.z * 10 + v.w;",
         (X + 2) + 3000 + 20 + 3 * X,
     ),
+    "of swizzles, their components and subscripts": Row(
+        "float4 v(0); v.xyz.xy = float2(x[i], 1); v.wzy.y += 2.0; v.zw[1] = 3; (v.xw).yx = v.xw;\n"
+        "float4 w(0); w.xy = w.zw = v.xy; int4 k(0); k.yz++; --k.yz.x;\n"
+        "r = v.x + v.y * 10 + v.z * 100 + v.w * 1000 + w.x * 4 + k.y + k.z;",
+        3 + 10 + 200 + 1000 * X + 4 * 3 + 1,
+    ),
     "through pointers and of results": Row(
         "float4 v(x[i], 1, 2, 3); thread float4* p = &v; p->yz = p->zy;\n"
         "r = p->xy.y + float4(v).yz.x + make(x[i]).yx.x;",
@@ -103,6 +109,12 @@ STATEMENTS = {
     "new keywords of C++ are names": Row(
         "int concept = 1, requires = 2; r = concept + requires;", 3
     ),
+    "designated elements": Row(
+        "float a[N] = {[0 ... N - 1] = 2.5}; int b[5] = {[1] = 3, [3 ... 4] = int(i) + 1};\n"
+        "r = a[0] + a[N - 1] + b[0] + 10 * b[1] + b[2] + b[3] + b[4];",
+        5 + 30 + 2 * (INDEX + 1),
+        template={"N": 3},
+    ),
     "static assertions and sizes": Row(
         'static_assert(sizeof(float3) == 16, "as Metal");'
         "static_assert(sizeof(packed_float3) == 12);"
@@ -133,6 +145,28 @@ STATEMENTS = {
     ),
     "returning early": Row(
         "out[i] = x[i]; if (i % 2) return; out[i] = i;", np.where(INDEX % 2, X, INDEX), stores=True
+    ),
+    "other kernels in the header": Row(
+        "r = twice(x[i]);",
+        2 * X,
+        """
+        inline float twice(float a) { return 2 * a; }
+        struct Arguments { device float* a [[id(0)]]; uint n [[id(1)]]; };
+        kernel void first(device float* a [[buffer(0)]], constant uint& n [[buffer(1)]],
+                          uint i [[thread_position_in_grid]]) {
+            threadgroup float shared[2];
+            if (i < n) { shared[i] = twice(a[i]); a[i] = shared[0]; }
+        }
+        template <typename T, int N>
+        [[kernel, max_total_threads_per_threadgroup(64)]]
+        void second(device T* a, uint lane [[thread_index_in_simdgroup]]) {
+            threadgroup T shared[N];
+            a[lane] = simd_sum(a[lane]) * N + shared[0];
+        }
+        typedef decltype(second<float, 1>) second_t;
+        template [[host_name("second")]] kernel second_t second<float, 1>;
+        template [[host_name("third")]] [[kernel]] void second<half, 2>(device half* a, uint lane);
+        """,
     ),
     "attributes of functions": Row(
         "r = f(x[i]);",

@@ -21,12 +21,14 @@ THREADGROUP = {
     "constants, expressions and several declarators": _tile(
         """
         threadgroup float a[32 * (1 + 1)], b[4][8 + 1], c;
+        threadgroup union { float f[32]; uint bits[32]; } d;
         a[i] = x[i % 8]; a[i + 32] = 1; if (i < 4) b[i][8] = i; if (i == 31) c = 5;
+        d.f[i] = 1;
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        out[i] = a[31 - i] + a[i + 32] + b[i % 4][8] + c;
+        out[i] = a[31 - i] + a[i + 32] + b[i % 4][8] + c + (d.bits[31 - i] == 0x3f800000);
         """,
         "",
-        lambda i: X[(31 - i) % 8] + 1 + i % 4 + 5,
+        lambda i: X[(31 - i) % 8] + 1 + i % 4 + 5 + 1,
     ),
     "constexpr locals, template arguments, vectors and structs": _tile(
         """
@@ -108,6 +110,20 @@ BARRIERS = {
         """,
         "",
         lambda i: i ^ 1,
+    ),
+    "with a scope": _tile(
+        """
+        threadgroup float a[32];
+        a[i] = i;
+        simdgroup_barrier(mem_flags::mem_threadgroup, thread_scope_simdgroup);
+        float v = a[i ^ 1];
+        threadgroup_barrier(mem_flags::mem_device, thread_scope_device);
+        a[i] = v;
+        threadgroup_barrier(mem_flags::mem_threadgroup, thread_scope_threadgroup);
+        out[i] = a[31 - i];
+        """,
+        "",
+        lambda i: 31 - i ^ 1,
     ),
     "in a loop": _tile(
         """

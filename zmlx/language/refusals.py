@@ -84,6 +84,16 @@ REFUSALS = {
         "a threadgroup variable with an initial value is not supported: let one thread store "
         "it, and put a barrier behind",
     ),
+    "designated elements of constants": Refusal(
+        "const float a[2] = {[0 ... 1] = 1};",
+        "designated elements are not supported here: list the values, or declare `a` alone, in a "
+        "function and not constant",
+    ),
+    "some elements designated": Refusal(
+        "float a[2] = {[0] = 1, 2};",
+        "elements with and without designators are not supported in one list: designate all of "
+        "them",
+    ),
     "threadgroup variables in lambdas": Refusal(
         "auto f = [&] { threadgroup float a[2]; };",
         "a threadgroup variable outside the kernel's body is not supported: declare it in "

@@ -46,11 +46,24 @@ VECTORS = {
         2 * INDEX,
         template={"T": mx.float16, "N": 2},
     ),
+    "one value in braces": Row(
+        "float4 v = {x[i]}, w = {0.f}; vec<half, 2> h{3.0h}; float2 p = {v.xy}; int3 k = {};\n"
+        "r = v.x + v.y + v.z + w.w + h.x * 10 + h.y * 100 + p.x + p.y + k.z;\n"
+        "V a = {x[i]}; r += a.x + a.y + first<V>(1).x + first<float2>(1).y + first<float>(1);",
+        3 * X + 30 + 2,
+        "typedef float4 V;\ntemplate <typename T> T first(float a) { T v = {a}; return v; }\n",
+    ),
     "arithmetic, by component and with scalars": Row(
         "float4 v = float4(i, 1, 2, 3) * 2 + float4(1); v -= 0.5f; v = -v / 2; "
         "int3 k = int3(7) % 4;\n"
         "k <<= 1; uint2 u = ~uint2(0) >> 31 | uint2(2); ++k; r = v.x + v.w + k.y + u.x;",
         -(2 * INDEX + 0.5) / 2 - 6.5 / 2 + 7 + 3,
+    ),
+    "names of simd/simd.h": Row(
+        "simd_float4 v = simd_float4(x[i], 1, 2, 3); vector_uint2 u = vector_uint2(4);\n"
+        "matrix_float2x2 m(2.0f); simd_float4x4 n(1.0f); r = (n * v).x + u.y + m[1][1];",
+        X + 4 + 2,
+        "#import <metal_stdlib>\n#include <simd/simd.h>\n",
     ),
     "conversions of whole vectors": Row(
         "int4 k = int4(float4(1.7, -1.7, i, 2)); half2 h = half2(k.xy); uchar2 c = uchar2(k.zw);\n"
@@ -129,6 +142,12 @@ SCALARS = {
         "r = f + k * 0;\n"
         "bfloat16_t same = b; r += float(same - b);",
         np.array([3.25, 5, 11.5625, 1, 50, 1.25, 9984, 65]),
+    ),
+    "bfloat from integers": Row(
+        "T a = 0; T b[3] = {0, 1}; bfloat4 v = 2; bfloat c = i; a += 3; c = b[1];\n"
+        "r = a + b[0] + b[1] + b[2] + v.w + c + bfloat(int(i));",
+        3 + 0 + 1 + 0 + 2 + 1 + INDEX,
+        template={"T": mx.bfloat16},
     ),
     "integers of every width": Row(
         "char a = 127; a += 2; uchar b = 255; b += 2; short c = 32767; c++; ushort d = 65535; "

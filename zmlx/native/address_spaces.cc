@@ -2,6 +2,7 @@
 // memory move to the arena that all threads of a group share, tables in constant memory become
 // static, and overloads that were told apart by an address space only become one.
 #include <map>
+#include <set>
 
 #include "passes.h"
 
@@ -38,6 +39,9 @@ size_t declarator_end(const Unit& unit, size_t begin, bool* pointer) {
 // is pointed to, cast to, or passed.
 bool declares_variable(const Unit& unit, size_t i) {
   auto& tokens = unit.tokens;
+  if (i > 0 && (tokens[i - 1].is(")") || (tokens[i - 1].is("const") && tokens[i - 2].is(")")))) {
+    return false;  // of a member function
+  }
   size_t begin = unit.outline.statement_begin(i);
   for (size_t k = begin; k < i; ++k) {
     if (tokens[k].is_any({"using", "typedef", "=", "return"})) return false;
@@ -61,7 +65,7 @@ std::vector<std::string> declared_names(const Unit& unit, size_t begin, size_t e
                         "a threadgroup variable with an initial value is not supported: let one "
                         "thread store it, and put a barrier behind");
     }
-    if (tokens[i].is_any({"(", "["})) i = unit.outline.partner[i];
+    if (tokens[i].is_any({"(", "[", "{"})) i = unit.outline.partner[i];
     size_t list = unit.outline.angle_end(i);
     if (list != Outline::none) i = list;
     bool declares = tokens[i].kind == Token::word && tokens[i + 1].is_any({"[", ",", ";"});
@@ -188,8 +192,7 @@ class Canonical {
       while (end < item.second && !unit_.tokens[end].is("=")) ++end;
       key += text(item.first, end) + ",";
     }
-    for (size_t i = function_.close + 1; i < function_.body; ++i) {
-      if (unit_.tokens[i].is(":")) break;
+    for (size_t i = function_.close + 1; !unit_.tokens[i].is_any({":", "{", ";"}); ++i) {
       if (unit_.tokens[i].is("const")) key += "const";
     }
     return key + "@" + std::to_string(function_.scope);
@@ -241,7 +244,23 @@ std::string parameter_types(const Unit& unit, const Function& function) {
   return Canonical(unit, function).types();
 }
 
+// One of several that are the same without address spaces.
+void remove(Tokens& tokens, size_t begin, size_t end) {
+  for (size_t i = begin; i <= end; ++i) tokens[i].dropped = tokens[i].removed = true;
+}
+
+// A member function that has no body where it is declared; a defaulted constructor, say.
+void merge_declarations(Unit& unit) {
+  std::set<std::string> known;
+  for (auto& function : unit.outline.functions) {
+    if (function.body || !unit.outline.in_type(function.head)) continue;
+    if (known.insert(parameter_types(unit, function)).second) continue;
+    remove(unit.tokens, function.head, unit.outline.statement_end(function.close));
+  }
+}
+
 void merge_overloads(Unit& unit) {
+  merge_declarations(unit);
   std::map<std::string, const Function*> first;
   for (auto& function : unit.outline.functions) {
     if (!function.body || function.lambda || function.name.empty()) continue;
@@ -254,7 +273,7 @@ void merge_overloads(Unit& unit) {
           "overloads of `" + function.name + "` that differ in address space and in their bodies "
           "are not supported: give them different names");
     }
-    for (size_t i = function.head; i <= function.end; ++i) unit.tokens[i].dropped = true;
+    remove(unit.tokens, function.head, function.end);
   }
 }
 
@@ -283,7 +302,7 @@ void merge_specialisations(Unit& unit) {
                             "` that differ in address space and in their bodies are not supported: "
                             "give them one body");
     }
-    for (size_t k = type.head; k <= type.end; ++k) tokens[k].dropped = true;
+    remove(tokens, type.head, type.end);
   }
 }
 

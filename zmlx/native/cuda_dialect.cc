@@ -189,6 +189,9 @@ Rewritten cuda_text(
   drop_hints(unit);
   rewrite_address_spaces(unit);
   free_specialised_operators(unit);
+  name_constructors(unit);
+  fill_vectors(unit);
+  expand_designators(unit);
   suffix_literals(unit);
   rename_keywords(unit);
   qualify_globals(unit);

@@ -168,6 +168,7 @@ void drop_hints(Unit& unit) {
     if (tokens[i].is("coherent")) {
       drop(i, tokens[i + 1].is("(") ? unit.outline.partner[i + 1] : i);
     }
+    if (tokens[i].is("__extension__")) drop(i, i);
     if (tokens[i].is("using") && tokens[i + 1].is("namespace") && tokens[i + 2].is("metal")) {
       drop(i, unit.outline.statement_end(i));
     }
@@ -184,6 +185,24 @@ void free_specialised_operators(Unit& unit) {
                        tokens[i].is("template") && tokens[i + 1].is("<") && tokens[i + 2].is(">");
     if (!specialised) continue;
     for (size_t k = i; k < i + 3; ++k) tokens[k].dropped = true;
+  }
+}
+
+// `Pair<T>() { … }` in a template Pair is a constructor in C++17; C++20 knows `Pair() { … }` only.
+void name_constructors(Unit& unit) {
+  auto& tokens = unit.tokens;
+  for (auto& function : unit.outline.functions) {
+    if (function.open == 0 || !unit.outline.in_type(function.head)) continue;
+    size_t list = unit.outline.partner[function.open - 1];
+    if (!tokens[function.open - 1].is(">") || list == Outline::none) continue;
+    bool constructor = true;
+    for (size_t i = function.head; i + 1 < list; ++i) {
+      if (unit.outline.angle_end(i) != Outline::none) i = unit.outline.angle_end(i);
+      else constructor &= tokens[i].dropped || tokens[i].is_any({"constexpr", "inline", "explicit",
+                                                                   "METAL_FUNC", "template"});
+    }
+    if (!constructor) continue;
+    for (size_t i = list; i < function.open; ++i) tokens[i].dropped = true;
   }
 }
 
@@ -223,8 +242,50 @@ void rename_keywords(Unit& unit) {
   }
 }
 
-// v.xy becomes v[zk_swizzle<0, 1>()], which is valid in templates too; where it is assigned to,
-// v[zk_swizzle_ref<0, 1>()].
+namespace {
+
+bool assigns(const Token& token) {
+  return token.is_any({"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="});
+}
+
+bool steps(const Token& token) { return token.is_any({"++", "--"}); }
+
+// The number of a component's letter, or -1 if the token is no component.
+int component(const Token& token) {
+  if (token.text.size() != 1) return -1;
+  size_t at = std::string("xyzwrgba").find(token.text[0]);
+  return at == std::string::npos ? -1 : int(at % 4);
+}
+
+// Whether the expression that goes on behind token i with subscripts and components is stored to.
+bool stored_to(const Unit& unit, size_t i) {
+  auto& tokens = unit.tokens;
+  auto& partner = unit.outline.partner;
+  size_t begin = i, end = i + 1;
+  while (true) {
+    if (tokens[end].is_any({".", "["})) {
+      end = tokens[end].is(".") ? end + 2 : partner[end] + 1;
+      continue;
+    }
+    while (begin > 0) {
+      auto& before = tokens[begin - 1];
+      bool bracket = before.is_any({")", "]"});
+      if (!bracket && before.kind != Token::word && !before.is_any({".", "->"})) break;
+      begin = bracket ? partner[begin - 1] : begin - 1;
+    }
+    bool group = tokens[end].is(")") && begin > 1 && partner[end] == begin - 1 &&
+                 tokens[begin - 2].kind == Token::mark && !tokens[begin - 2].is_any({")", "]", ">"});
+    if (!group) break;
+    begin -= 1;
+    end += 1;
+  }
+  return assigns(tokens[end]) || steps(tokens[end]) || (begin > 0 && steps(tokens[begin - 1]));
+}
+
+}  // namespace
+
+// v.xy becomes v[zk_swizzle<0, 1>()], which is valid in templates too; where it is stored to,
+// v[zk_swizzle_ref<0, 1>()], and so do the swizzles and the component behind it.
 void rewrite_swizzles(Unit& unit) {
   auto& tokens = unit.tokens;
   for (size_t i = 1; i < tokens.size(); ++i) {
@@ -242,10 +303,12 @@ void rewrite_swizzles(Unit& unit) {
       }
       if (access.is("->")) access.after += "[0]";
       access.dropped = true;
-      bool assigned = i + 1 < tokens.size() &&
-                      tokens[i + 1].is_any({"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=",
-                                             "<<=", ">>="});
-      token.text = (assigned ? "[zk_swizzle_ref<" : "[zk_swizzle<") + list + ">()]";
+      bool stored = stored_to(unit, i);
+      token.text = (stored ? "[zk_swizzle_ref<" : "[zk_swizzle<") + list + ">()]";
+      if (stored && tokens[i + 1].is(".") && component(tokens[i + 2]) >= 0) {
+        tokens[i + 1].dropped = true;
+        tokens[i + 2].text = "[zk_swizzle_ref<" + std::to_string(component(tokens[i + 2])) + ">()]";
+      }
       break;
     }
   }

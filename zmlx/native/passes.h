@@ -45,6 +45,7 @@ void refuse_recursion(const Unit&);
 void drop_attributes(Unit&);
 void drop_hints(Unit&);
 void free_specialised_operators(Unit&);
+void name_constructors(Unit&);
 void suffix_literals(Unit&);
 void rename_keywords(Unit&);
 void rewrite_swizzles(Unit&);
@@ -57,6 +58,13 @@ std::string parameter_types(const Unit&, const Function&);
 void merge_overloads(Unit&);  // those that differ in address space only
 void merge_specialisations(Unit&);  // likewise
 void rewrite_address_spaces(Unit&);
+
+// anonymous_structs.cc
+void free_anonymous_structs(Unit&);
+
+// initialisers.cc
+void fill_vectors(Unit&);
+void expand_designators(Unit&);
 
 // collectives.cc
 const std::set<std::string>& collectives();  // Metal's functions at which threads meet

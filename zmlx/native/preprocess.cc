@@ -18,6 +18,19 @@ struct Macro {
 
 using Macros = std::map<std::string, Macro>;
 
+// Those of tensors came with Metal 4.
+bool is_metal_header(const std::string& name) {
+  if (name == "<simd/simd.h>") return true;
+  return name.rfind("<metal_", 0) == 0 && name.find("tensor") == std::string::npos;
+}
+
+// What a compiler is asked about itself. Of attributes, built-in functions and features the answer
+// is no: the passes and three compilers have none in common that Metal does not promise.
+bool is_question(const Token& token) {
+  return token.is_any({"__has_include", "__has_attribute", "__has_cpp_attribute", "__has_builtin",
+                       "__has_feature", "__has_extension", "__has_warning"});
+}
+
 bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
@@ -158,7 +171,9 @@ class Preprocessor {
   }
 
   bool known(const std::string& name) const {
-    return macros_.count(name) || prelude_.count(name);
+    Token token;
+    token.text = name;
+    return macros_.count(name) || prelude_.count(name) || is_question(token);
   }
 
   void directive(const Tokens& line) {
@@ -168,7 +183,7 @@ class Preprocessor {
     if (name == "define") return define(rest, line[0].line);
     if (name == "undef") {
       if (!rest.empty()) macros_.erase(rest[0].text);
-    } else if (name == "include") {
+    } else if (name == "include" || name == "import") {
       include(rest, line[0].line);
     } else if (name == "error") {
       std::string text;
@@ -184,7 +199,7 @@ class Preprocessor {
   void include(const Tokens& rest, int line) {
     std::string header;
     for (auto& token : rest) header += token.text;
-    if (header.rfind("<metal_", 0) == 0) return;
+    if (is_metal_header(header)) return;
     place_.refuse(line, "#include " + header + " is not supported: " +
                             "mx.fast.metal_kernel has no include path; paste the text you need "
                             "into the header argument");
@@ -214,19 +229,28 @@ class Preprocessor {
 
   bool evaluate(const Tokens& tokens, int line) {
     Tokens resolved;
-    for (size_t i = 0; i < tokens.size(); ++i) {
-      if (!tokens[i].is("defined")) {
-        resolved.push_back(tokens[i]);
-        continue;
-      }
-      bool bracket = i + 1 < tokens.size() && tokens[i + 1].is("(");
-      size_t name = i + 1 + bracket;
-      if (name >= tokens.size()) place_.refuse(line, "defined needs a name");
+    auto answer = [&](bool yes) {
       Token number;
       number.kind = Token::number;
-      number.text = known(tokens[name].text) ? "1" : "0";
+      number.text = yes ? "1" : "0";
       resolved.push_back(number);
-      i = name + bracket;
+    };
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      bool bracket = i + 1 < tokens.size() && tokens[i + 1].is("(");
+      if (tokens[i].is("defined")) {
+        size_t name = i + 1 + bracket;
+        if (name >= tokens.size()) place_.refuse(line, "defined needs a name");
+        answer(known(tokens[name].text));
+        i = name + bracket;
+      } else if (bracket && is_question(tokens[i]) && !macros_.count(tokens[i].text)) {
+        std::string what;
+        size_t end = i + 2;
+        for (; end < tokens.size() && !tokens[end].is(")"); ++end) what += tokens[end].text;
+        answer(tokens[i].is("__has_include") && is_metal_header(what));
+        i = end;
+      } else {
+        resolved.push_back(tokens[i]);
+      }
     }
     Tokens expanded = expand(resolved);
     macros_.swap(prelude_);

@@ -197,7 +197,7 @@ Unit read_unit(const std::string& metal_text, const Prelude& prelude,
   for (size_t i = start; i + 1 < raw.size() && !place.body_first_line; ++i) {
     if (raw[i].is(")") && raw[i + 1].is("{")) place.body_first_line = raw[i + 1].line + 1;
   }
-  return Unit(preprocess(raw, prelude.defines, place), place);
+  return Unit(declare_header_kernels(preprocess(raw, prelude.defines, place)), place);
 }
 
 }  // namespace
@@ -223,6 +223,10 @@ Rewritten rewrite(const std::string& metal_text, const RewriteOptions& options) 
   drop_hints(unit);
   rewrite_address_spaces(unit);
   free_specialised_operators(unit);
+  name_constructors(unit);
+  free_anonymous_structs(unit);
+  fill_vectors(unit);
+  expand_designators(unit);
   suffix_literals(unit);
   rename_keywords(unit);
   rewrite_swizzles(unit);

@@ -36,6 +36,9 @@ struct Signature {
 // Index of the `void` in "[[kernel]] void NAME(", or Outline::none.
 size_t find_kernel(const Tokens&);
 
+// header_kernels.cc: the same with all kernels before that one declared only.
+Tokens declare_header_kernels(Tokens);
+
 // The value of a thread attribute in the names that drivers declare: see the table in signature.cc.
 std::string attribute_value(const Parameter&);
 

@@ -116,11 +116,12 @@ class Lexer {
     }
   }
 
+  // To the end of the line at most: an apostrophe may stand in text that an #if leaves out.
   void lex_quoted(char quote) {
     for (++at_; at_ < text_.size() && peek() != quote && peek() != '\n'; ++at_) {
       if (peek() == '\\') ++at_;
     }
-    if (at_ < text_.size()) ++at_;
+    if (peek() == quote) ++at_;
   }
 
   const std::string& text_;
@@ -143,6 +144,7 @@ class Printer {
     for (auto& token : tokens) {
       breaks_ |= token.first;
       blank_ |= token.column > 0;
+      if (token.removed) continue;
       if (!token.dropped || !token.before.empty() || !token.after.empty()) add(token);
     }
     put("\n", line_);

@@ -16,6 +16,7 @@ struct Token {
   Kind kind = mark;
   bool first = false;  // first on its line
   bool dropped = false;
+  bool removed = false;  // dropped with all that passes attach to it
   bool site = false;  // a call at which threads meet; it gets a line of its own
   int column = 0;        // blanks before it; on the first token of a line, its indentation
   int line = 0;          // in the Metal text; for a macro's tokens, the line that uses the macro

@@ -21,7 +21,7 @@ _HEADERS = ("types.h", "functions.h", "threads.h", "utilities.h")
 # x86-64 is the target because it has a bfloat; nothing is generated.
 _FLAGS = (
     "-cc1", "-x", "clcpp", "-cl-std=clc++2021", "-triple", "x86_64-unknown-linux-gnu",
-    "-cl-ext=-all,+cl_khr_fp16,+__opencl_c_generic_address_space",
+    "-cl-ext=-all,+cl_khr_fp16,+__opencl_c_generic_address_space,+__cl_clang_function_pointers",
     "-cl-single-precision-constant", "-ferror-limit", "0", "-fno-caret-diagnostics",
     "-fno-elide-type", "-Wimplicit-float-conversion", "-Wdouble-promotion",
 )  # fmt: skip
@@ -81,10 +81,11 @@ def _library(version: int) -> str:
     return parsed
 
 
-def _read(version: int, text: str) -> list[Diagnostic]:
+def _read(version: int, text: str, pointers: bool) -> list[Diagnostic]:
+    enabled = "#pragma OPENCL EXTENSION __cl_clang_function_pointers : enable\n" * pointers
     done = _run(
         f"-DZK_METAL_VERSION={version}", "-include-pch", _library(version), "-fsyntax-only", "-",
-        text=f'# 1 "kernel.metal"\n{text}\n',
+        text=f'{enabled}# 1 "kernel.metal"\n{text}\n',
     )  # fmt: skip
     found: list[Diagnostic] = []
     for line in done.stderr.splitlines():
@@ -103,10 +104,12 @@ def _read(version: int, text: str) -> list[Diagnostic]:
     return found
 
 
-def read(texts: list[str], version: int) -> list[list[Diagnostic]]:
+def read(
+    texts: list[str], version: int, *, function_pointers: bool = True
+) -> list[list[Diagnostic]]:
     """What clang says of each text."""
     _library(version)
     if len(texts) == 1:
-        return [_read(version, texts[0])]
+        return [_read(version, texts[0], function_pointers)]
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        return list(pool.map(lambda text: _read(version, text), texts))
+        return list(pool.map(lambda text: _read(version, text, function_pointers), texts))

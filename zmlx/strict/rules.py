@@ -37,7 +37,7 @@ _WORDS = {
     "co_return": "coroutines",
 }
 
-_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\b[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+_INCLUDE = re.compile(r"^[ \t]*#[ \t]*(?:include|import)\b[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 _NUMBER_SUFFIX = re.compile(r"(?!0[xX]).*[.eE].*[lL]|.*\d[uU]?(?:ll|LL)[uU]?")
 
 

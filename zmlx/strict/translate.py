@@ -16,16 +16,20 @@ from .tokens import Outline
 ELEMENTS = (
     "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "bfloat", "float",
 )  # fmt: skip
-VECTORS = frozenset(e + n for e in ELEMENTS for n in "234")
+VECTORS = frozenset(
+    prefix + e + n for prefix in ("", "simd_", "vector_") for e in ELEMENTS for n in "234"
+)
 SPACES = ("device", "constant", "thread", "threadgroup", "threadgroup_imageblock", "ray_data")
 
 _KERNEL = re.compile(r"\[\[kernel\]\] void (\w+)\(")
 _INSTANCE = re.compile(r"^template \[\[host_name\(.*\Z", re.MULTILINE | re.DOTALL)
-_ATTRIBUTE = re.compile(
-    r"\[\[\s*(kernel|visible|host_name\([^)]*\)|max_total_threads_per_threadgroup\([^)]*\)"
-    r"|function_constant\(\w+\)|(buffer|threadgroup)\(\w+\)|grid_(origin|size)"
-    r"|(dispatch_)?thread(s|group|groups)?_\w+|(dispatch_)?(simd|quad)groups?_\w+)\s*\]\]"
+_SAID = (
+    r"(?:kernel|visible|host_name\([^)]*\)|max_total_threads_per_threadgroup\([^)]*\)"
+    r"|function_constant\(\w+\)|(?:buffer|threadgroup|id)\(\w+\)|grid_(?:origin|size)"
+    r"|(?:dispatch_)?thread(?:s|group|groups)?_\w+|(?:dispatch_)?(?:simd|quad)groups?_\w+)"
 )
+_ATTRIBUTE = re.compile(rf"\[\[\s*{_SAID}(\s*,\s*{_SAID})*\s*\]\]")
+_HAS_HEADER = re.compile(r"__has_include\s*\(\s*<metal_(?!\w*tensor)\w+>\s*\)")
 _BFLOAT_LITERAL = re.compile(r"(\d[\d.']*([eE][+-]?\d+)?|\.\d+|0[xX].*[pP][+-]?\d+)(bf|BF)")
 _LITERAL = re.compile(r"(?:\d[\d']*\.[\d']*|\.\d[\d']*|\d[\d']*(?=[eE]))(?:[eE][+-]?\d+)?[fF]?")
 
@@ -105,13 +109,19 @@ def to_clang(text: str, outline: Outline, *, arms: bool) -> str:
     if where.template:
         edits.blank(where.instance, len(text))
     for token in outline.all:
+        if token.text == "kernel" and text[token.start - 1] != "[" and token.start < where.kernel:
+            edits.blank(token.start, token.end)  # another one, in the header: a function
         # `h` is a suffix in OpenCL too.
         if token.kind == "number" and _BFLOAT_LITERAL.fullmatch(token.text):
             edits.replace(token.start, token.end, f"bfloat({token.text[:-2]}f)")
+    if not arms:
+        _function_arguments(edits, outline)
     _non_constant(edits, outline)
     _constructors(edits, outline)
     _methods(edits, outline)
-    for match in re.finditer(r"^[ \t]*#[ \t]*include\b[^\n]*", text, re.MULTILINE):
+    for match in _HAS_HEADER.finditer(text):
+        edits.replace(match.start(), match.end(), "1")
+    for match in re.finditer(r"^[ \t]*#[ \t]*(include|import)\b[^\n]*", text, re.MULTILINE):
         edits.blank(match.start(), match.end())
     marked = edits.result()
     return _kernel(_arms(marked) if arms else marked, where)
@@ -135,6 +145,17 @@ def _kernel(text: str, where: Layout) -> str:
         f"__kernel void {where.name}_template{text[parameters:]}"
         f'\n# {line + 1} "kernel.metal"\n{concrete}'
     )
+
+
+def _function_arguments(edits: _Edits, outline: Outline) -> None:
+    """`template <int (*f)(int)>` as `template <int f(int)>`, which is the same; OpenCL has no
+    address space for the pointer."""
+    for i, token in enumerate(outline.tokens):
+        end = outline.angle_end(i + 1) if token.text == "template" else -1
+        for k in range(i + 2, end - 4):
+            if [outline[k], outline[k + 1], outline[k + 3], outline[k + 4]] == ["(", "*", ")", "("]:
+                for mark in (outline.tokens[n] for n in (k, k + 1, k + 3)):
+                    edits.blank(mark.start, mark.end)
 
 
 def _non_constant(edits: _Edits, outline: Outline) -> None:
@@ -207,6 +228,12 @@ def _methods(edits: _Edits, outline: Outline) -> None:
     """A member function without an address space is one of `thread` objects, and of temporaries. In
     OpenCL it is one of any object: hence deleted overloads for the other spaces, and one without
     a body for temporaries."""
+    structs = {scope.name for scope in outline.scopes if scope.kind == "type"}
+    for i, token in enumerate(outline.tokens):
+        if token.text != "constant" or outline[i - 1] != ")" or i - 1 not in outline.partner:
+            continue
+        if outline[outline.partner[i - 1] - 1] in structs:  # constructors are never const
+            edits.replace(token.start, token.end, "__constant")
     for scope in outline.scopes:
         if scope.kind != "function" or scope.parent is None or scope.parent.kind != "type":
             continue

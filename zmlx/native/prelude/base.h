@@ -57,6 +57,12 @@ enum class mem_flags {
   mem_threadgroup_imageblock = 8,
   mem_object_data = 16,
 };
+enum thread_scope {
+  thread_scope_thread,
+  thread_scope_simdgroup,
+  thread_scope_threadgroup,
+  thread_scope_device,
+};
 constexpr mem_flags operator|(mem_flags a, mem_flags b) { return mem_flags(int(a) | int(b)); }
 constexpr mem_flags operator&(mem_flags a, mem_flags b) { return mem_flags(int(a) & int(b)); }
 
@@ -93,6 +99,24 @@ struct zk_identity {
 };
 template <class T>
 using zk_same = typename zk_identity<T>::type;
+// What `V v = {x};` is: of a vector the first component.
+template <class V, class A>
+constexpr METAL_FUNC V zk_lead(A x) {
+  if constexpr (requires { typename V::zk_vector; } && zk_scalar<A>) {
+    V v(typename V::zk_element(0));
+    v.x = x;
+    return v;
+  } else if constexpr (zk_scalar<V>) {
+    return V(x);
+  } else {
+    return V{x};
+  }
+}
+// The same type, but known only where the flag is: see anonymous_structs.cc.
+template <bool, class T>
+struct zk_member {
+  using type = T;
+};
 
 }  // namespace metal
 using namespace metal;

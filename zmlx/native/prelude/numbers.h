@@ -66,11 +66,14 @@ struct half {
   template <class T> METAL_FUNC half& operator/=(T x) { return *this = *this / x; }
 };
 
-// Converts implicitly to float only: Metal rejects `bfloat x = 1.0f`, and so `x += 1.0f`.
+// Converts implicitly from integers and to float: Metal rejects `bfloat x = 1.0f`, and so
+// `x += 1.0f`, but takes `bfloat x = 0`.
 struct bfloat {
   ushort zk_bits;
   bfloat() = default;
   explicit constexpr METAL_FUNC bfloat(float x) : zk_bits(ZK_CONVERT(zk_bfloat_of_float, x)) {}
+  template <zk_integer I>
+  constexpr METAL_FUNC bfloat(I x) : bfloat(float(x)) {}
   constexpr METAL_FUNC operator float() const { return zk_float_of_bfloat(zk_bits); }
   template <class T> METAL_FUNC bfloat& operator+=(T x) { return *this = *this + x; }
   template <class T> METAL_FUNC bfloat& operator-=(T x) { return *this = *this - x; }

@@ -390,6 +390,12 @@ inline void simdgroup_barrier(mem_flags, ZK_HERE) {
   zk_group* group = zk_here();
   group->meet(group, (unsigned)site.line, nullptr);
 }
+inline void threadgroup_barrier(mem_flags flags, thread_scope, ZK_HERE) {
+  threadgroup_barrier(flags, site);
+}
+inline void simdgroup_barrier(mem_flags flags, thread_scope, ZK_HERE) {
+  simdgroup_barrier(flags, site);
+}
 #undef ZK_HERE
 
 }  // namespace metal

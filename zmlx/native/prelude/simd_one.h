@@ -98,5 +98,7 @@ ZK_LONE(quad, 4)
 
 METAL_FUNC void threadgroup_barrier(mem_flags) {}
 METAL_FUNC void simdgroup_barrier(mem_flags) {}
+METAL_FUNC void threadgroup_barrier(mem_flags, thread_scope) {}
+METAL_FUNC void simdgroup_barrier(mem_flags, thread_scope) {}
 
 }  // namespace metal

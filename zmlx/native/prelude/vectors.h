@@ -66,6 +66,9 @@ inline constexpr int zk_count<A> = A::zk_vector::zk_lanes;
   using zk_element = T;                                                                       \
   static constexpr int zk_lanes = N;                                                          \
   vec() = default;                                                                            \
+  vec(const vec&) = default;                                                                  \
+  /* Not to a temporary, such as a swizzle that is read: the value would be lost. */          \
+  constexpr vec& operator=(const vec&) & = default;                                           \
   template <zk_scalar S>                                                                      \
   constexpr explicit(!zk_converts<T, S>) METAL_FUNC vec(S s) : vec(zk_all(), T(s)) {}         \
   template <class U>                                                                          \
@@ -101,7 +104,7 @@ inline constexpr int zk_count<A> = A::zk_vector::zk_lanes;
     }                                                                                         \
   }
 
-// An assignable swizzle.
+// An assignable swizzle; of a swizzle of it, and its components, too.
 template <class T, int... I>
 struct zk_reference {
   using zk_vector = vec<T, int(sizeof...(I))>;
@@ -111,6 +114,23 @@ struct zk_reference {
     int k = 0;
     ((zk_to[I] = v[k++]), ...);
     return *this;
+  }
+  constexpr METAL_FUNC const zk_reference& operator=(const zk_reference& v) const {
+    return *this = zk_vector(v);
+  }
+  constexpr METAL_FUNC T& operator[](int k) const {
+    const int at[] = {I...};
+    return zk_to[at[k]];
+  }
+  template <int K>
+  constexpr METAL_FUNC T& operator[](zk_swizzle_ref<K>) const {
+    return (*this)[K];
+  }
+  template <int... K>
+    requires(sizeof...(K) > 1)
+  constexpr METAL_FUNC auto operator[](zk_swizzle_ref<K...>) const {
+    constexpr int at[] = {I...};
+    return zk_reference<T, at[K]...>{zk_to};
   }
 };
 
@@ -231,6 +251,16 @@ template <class T, int N>
 constexpr METAL_FUNC vec<bool, N> operator!(vec<T, N> v) { return v == T(0); }
 
 #define ZK_STEP(op, sign)                                        \
+  template <class T, int... I>                                   \
+  constexpr METAL_FUNC auto operator op(zk_reference<T, I...>&& v) { \
+    return v = vec<T, int(sizeof...(I))>(v) sign T(1);           \
+  }                                                              \
+  template <class T, int... I>                                   \
+  constexpr METAL_FUNC auto operator op(zk_reference<T, I...>&& v, int) { \
+    vec<T, int(sizeof...(I))> before = v;                        \
+    v = before sign T(1);                                        \
+    return before;                                               \
+  }                                                              \
   template <class T, int N>                                      \
   constexpr METAL_FUNC vec<T, N>& operator op(vec<T, N>& v) { return v = v sign T(1); } \
   template <class T, int N>                                      \

@@ -336,8 +336,16 @@ template <typename V>
 constexpr V zk_made() {
   return V{};
 }
+template <typename T>
+static constexpr constant bool zk_is_bools =
+    __is_same(T, bool2) || __is_same(T, zk_swizzle2) || __is_same(T, bool3) ||
+    __is_same(T, zk_swizzle3) || __is_same(T, bool4) || __is_same(T, zk_swizzle4);
 template <typename V, typename A>
-constexpr enable_if_t<zk_shape<V>::vector && !zk_shape<A>::vector, V> zk_made(A a) {
+constexpr enable_if_t<zk_shape<V>::vector && zk_is_bools<A>, V> zk_made(A a) {
+  return static_cast<V>(a);
+}
+template <typename V, typename A>
+constexpr enable_if_t<zk_shape<V>::vector && !zk_shape<A>::vector && !zk_is_bools<A>, V> zk_made(A a) {
   return static_cast<V>(static_cast<typename zk_shape<V>::element>(a));
 }
 template <typename V, typename A>
@@ -412,6 +420,39 @@ struct packed_vec : zk_packed_fields<T, N> {
   T operator[](int) const;
   T operator[](int) const constant;
 };
+template <typename T>
+static constexpr constant bool zk_is_packed = false;
+template <typename T, int N>
+static constexpr constant bool zk_is_packed<packed_vec<T, N>> = true;
+#define ZK_PACKED_COMPUTED(op)                                                  \
+  template <typename A, typename B,                                             \
+            typename = enable_if_t<zk_is_packed<A> || zk_is_packed<B>>>         \
+  auto operator op(A a, B b) -> decltype(zk_unpacked(a) op zk_unpacked(b));
+#define ZK_PACKED_OPERATOR(op)                                                  \
+  ZK_PACKED_COMPUTED(op)                                                        \
+  template <typename T, int N, typename B>                                      \
+  auto operator op##=(packed_vec<T, N>& a, B b)                                 \
+      -> decltype(packed_vec<T, N>(zk_unpacked(a) op zk_unpacked(b)));
+ZK_PACKED_OPERATOR(+)
+ZK_PACKED_OPERATOR(-)
+ZK_PACKED_OPERATOR(*)
+ZK_PACKED_OPERATOR(/)
+ZK_PACKED_OPERATOR(%)
+ZK_PACKED_OPERATOR(&)
+ZK_PACKED_OPERATOR(|)
+ZK_PACKED_OPERATOR(^)
+ZK_PACKED_OPERATOR(<<)
+ZK_PACKED_OPERATOR(>>)
+ZK_PACKED_COMPUTED(==)
+ZK_PACKED_COMPUTED(!=)
+ZK_PACKED_COMPUTED(<)
+ZK_PACKED_COMPUTED(>)
+ZK_PACKED_COMPUTED(<=)
+ZK_PACKED_COMPUTED(>=)
+#undef ZK_PACKED_OPERATOR
+#undef ZK_PACKED_COMPUTED
+template <typename T, int N>
+vec<T, N> operator-(packed_vec<T, N>);
 #define ZK_PACKED(T)                    \
   typedef packed_vec<T, 2> packed_##T##2; \
   typedef packed_vec<T, 3> packed_##T##3; \
@@ -437,6 +478,10 @@ template <typename T, size_t N>
 struct array {
   T zk_elements[N];
   constexpr size_t size() const { return N; }
+  T* begin();
+  T* end();
+  const T* begin() const;
+  const T* end() const;
   T& operator[](size_t);
   const T& operator[](size_t) const;
   const constant T& operator[](size_t) const constant;

@@ -1,4 +1,4 @@
-// section atomics; needs base; tokens atomic atomic_int atomic_uint atomic_bool atomic_ulong atomic_float atomic_thread_fence memory_order memory_order_relaxed memory_order_acquire memory_order_release memory_order_acq_rel memory_order_seq_cst thread_scope
+// section atomics; needs base; tokens atomic atomic_int atomic_uint atomic_bool atomic_ulong atomic_float atomic_thread_fence memory_order memory_order_relaxed memory_order_acquire memory_order_release memory_order_acq_rel memory_order_seq_cst
 // Metal's atomics, all of them relaxed.
 
 namespace metal {
@@ -9,12 +9,6 @@ enum memory_order {
   memory_order_release,
   memory_order_acq_rel,
   memory_order_seq_cst,
-};
-enum thread_scope {
-  thread_scope_thread,
-  thread_scope_simdgroup,
-  thread_scope_threadgroup,
-  thread_scope_device,
 };
 
 // CUDA's type for the atomics on T; a bool is one byte of a word.

@@ -48,6 +48,17 @@ template <int Control, int Exits>
 METAL_FUNC void simdgroup_barrier(zk_flow<Control, Exits>, mem_flags) {
   zk_intrinsic_meet_simd(Control > ZK_SIMD_ROWS ? zk_intrinsic_active() : 0xffffffffu);
 }
+// A barrier of CUDA orders memory for its group; for the other groups a fence does.
+template <class Flow>
+METAL_FUNC void threadgroup_barrier(Flow flow, mem_flags flags, thread_scope scope) {
+  if (scope == thread_scope_device) zk_intrinsic_fence_device();
+  threadgroup_barrier(flow, flags);
+}
+template <class Flow>
+METAL_FUNC void simdgroup_barrier(Flow flow, mem_flags flags, thread_scope scope) {
+  if (scope == thread_scope_device) zk_intrinsic_fence_device();
+  simdgroup_barrier(flow, flags);
+}
 
 template <class T>
 struct zk_operand {

@@ -1,0 +1,133 @@
+// Lists in braces that clang takes in Metal and C++ knows not, or otherwise.
+#include "passes.h"
+
+namespace zmlx {
+namespace {
+
+bool names_vector(const Token& token) {
+  static const std::set<std::string> elements = {"bool", "char", "uchar", "short", "ushort", "int",
+                                                 "uint", "long", "ulong", "half", "bfloat", "float"};
+  size_t last = token.text.size() - 1;
+  return token.kind == Token::word && last > 0 && token.text[last] >= '2' &&
+         token.text[last] <= '4' && elements.count(token.text.substr(0, last));
+}
+
+// Type parameters, and aliases of vectors and of those.
+std::set<std::string> maybe_vectors(const Unit& unit) {
+  auto& tokens = unit.tokens;
+  std::set<std::string> names;
+  for (size_t i = 0; i + 3 < tokens.size(); ++i) {
+    bool parameter = tokens[i].is_any({"typename", "class"}) && i > 0 &&
+                     tokens[i - 1].is_any({"<", ","}) && tokens[i + 1].kind == Token::word;
+    if (parameter) names.insert(tokens[i + 1].text);
+    bool alias = tokens[i].is("using") && tokens[i + 2].is("=");
+    if (!alias && !tokens[i].is("typedef")) continue;
+    size_t end = unit.outline.statement_end(i), name = alias ? i + 1 : end - 1;
+    bool vector = false, type = false;
+    for (size_t k = alias ? i + 3 : i + 1; k < (alias ? end : end - 1); ++k) {
+      vector |= tokens[k].is("vec") || names_vector(tokens[k]) || names.count(tokens[k].text);
+      type |= tokens[k].is_any({"{", "(", "*", "&", "["});
+    }
+    if (vector && !type) names.insert(tokens[name].text);
+  }
+  return names;
+}
+
+// Whether the braces hold one value that is no list.
+bool holds_one(const Unit& unit, size_t brace) {
+  size_t end = unit.outline.partner[brace], i = brace + 1;
+  if (i == end || unit.tokens[i].is_any({"{", "["})) return false;
+  while (i < end && !unit.tokens[i].is(",")) {
+    size_t list = unit.outline.angle_end(i);
+    bool bracket = unit.tokens[i].is_any({"(", "[", "{"}) || list != Outline::none;
+    i = bracket ? unit.outline.partner[i] + 1 : i + 1;
+  }
+  return i == end;
+}
+
+// The `=` of the value that the designator at `bracket` is given, or none.
+size_t value_of(const Unit& unit, size_t bracket) {
+  if (!unit.tokens[bracket].is("[")) return Outline::none;
+  size_t equals = unit.outline.partner[bracket] + 1;
+  return unit.tokens[equals].is("=") ? equals : Outline::none;
+}
+
+// The , or } behind the value.
+size_t value_end(const Unit& unit, size_t i) {
+  while (!unit.tokens[i].is_any({",", "}"})) {
+    i = unit.tokens[i].is_any({"(", "[", "{"}) ? unit.outline.partner[i] + 1 : i + 1;
+  }
+  return i;
+}
+
+}  // namespace
+
+// `float4 v = {s};` sets the first component and clears the others, where `float4 v = s;` and a
+// constructor of C++ set all.
+void fill_vectors(Unit& unit) {
+  auto& tokens = unit.tokens;
+  auto names = maybe_vectors(unit);
+  for (size_t i = 0; i + 3 < tokens.size(); ++i) {
+    size_t type_end = tokens[i].is("vec") ? unit.outline.angle_end(i + 1) : i;
+    bool vector = type_end > i || names_vector(tokens[i]) || names.count(tokens[i].text);
+    if (type_end == Outline::none || !vector) continue;
+    std::string type;
+    for (size_t k = i; k <= type_end; ++k) type += tokens[k].text;
+    size_t name = type_end + 1;
+    while (tokens[name].kind == Token::word) {
+      bool equals = tokens[name + 1].is("=");
+      size_t brace = name + 1 + equals;
+      if (!tokens[brace].is("{")) break;
+      size_t end = unit.outline.partner[brace];
+      if (holds_one(unit, brace)) {
+        tokens[brace].text = (equals ? "zk_lead<" : "= zk_lead<") + type + ">(";
+        tokens[end].text = ")";
+      }
+      if (!tokens[end + 1].is(",")) break;
+      name = end + 2;
+    }
+  }
+}
+
+// `float a[N] = {[0 ... N - 1] = 1};`: a loop that stores stands behind the declaration.
+void expand_designators(Unit& unit) {
+  auto& tokens = unit.tokens;
+  for (size_t brace = 1; brace + 1 < tokens.size(); ++brace) {
+    bool designated = tokens[brace].is("{") && tokens[brace - 1].is("=") &&
+                      value_of(unit, brace + 1) != Outline::none;
+    if (!designated) continue;
+    size_t end = unit.outline.partner[brace], name = brace - 2;
+    while (name > 0 && tokens[name].is("]")) name = unit.outline.partner[name] - 1;
+    bool constant = false;
+    for (size_t i = unit.outline.statement_begin(name); i < name; ++i) {
+      constant |= tokens[i].is_any({"const", "constexpr", "constant"});
+    }
+    if (constant || !tokens[end + 1].is(";") || !unit.outline.function_at(brace)) {
+      unit.place.refuse(tokens[brace].line,
+                        "designated elements are not supported here: list the values, or declare "
+                        "`" + tokens[name].text + "` alone, in a function and not constant");
+    }
+    tokens[brace].after += "};";
+    for (size_t i = brace + 1; i < end;) {
+      size_t equals = value_of(unit, i), close = equals - 1;
+      if (equals == Outline::none) {
+        unit.place.refuse(tokens[i].line, "elements with and without designators are not supported "
+                                          "in one list: designate all of them");
+      }
+      size_t range = i + 1;
+      while (range < close && !tokens[range].is("...")) ++range;
+      if (range < close) {
+        tokens[i].text = "for (long zk_at = ";
+        tokens[range].text = "; zk_at <= long(";
+        tokens[close].text = "); ++zk_at) " + tokens[name].text + "[zk_at]";
+      } else {
+        tokens[i].before += tokens[name].text;
+      }
+      i = value_end(unit, equals + 1);
+      if (i < end) tokens[i++].text = ";";
+    }
+    tokens[end].dropped = true;
+  }
+}
+
+}  // namespace zmlx
