@@ -137,6 +137,20 @@ def test_float32_moments_follow_small_gradients_that_bfloat16_loses():
     np.testing.assert_allclose(got, want, rtol=1e-4)
 
 
+@EVERY
+def test_infinite_and_missing_values_spread_as_in_mlx(name, options):
+    """A term that an option leaves out is not 0 · inf."""
+    values = np.array([0, -0.0, 1, -2.5, np.inf, -np.inf, np.nan, 3e38, 1e-30], dtype=np.float32)
+    p, g = (mx.array(x.ravel()) for x in np.meshgrid(values, values))
+    gradients = [{"w": g}, {"w": g}, {"w": g[::-1]}]
+    ours = run(getattr(optimizers, name)(**options), {"w": p}, gradients)["w"]
+    theirs = run(getattr(mlx_optimizers, name)(**options), {"w": p}, gradients)["w"]
+    some = ~np.isfinite(np.array(theirs))
+    assert some.any()
+    np.testing.assert_array_equal(np.array(ours)[some], np.array(theirs)[some])
+    assert np.isfinite(np.array(ours)[~some]).all()
+
+
 # ---- launches -----------------------------------------------------------------------------------
 
 
