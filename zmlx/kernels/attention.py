@@ -19,7 +19,15 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..arguments import BOOLEAN, FLOATING, Argument, check_array, check_flag, check_number
+from ..arguments import (
+    BOOLEAN,
+    FLOATING,
+    Argument,
+    check_array,
+    check_flag,
+    check_integer,
+    check_number,
+)
 from ..metal import scalar
 from ..registry import Case, Op, Option, register
 from .attention_launch import attend
@@ -57,8 +65,9 @@ def check_heads(op: str, q: mx.array, k: mx.array, v: mx.array) -> None:
 
 def check_options(
     op: str, q: mx.array, scale: Any, causal: Any, window: Any, softcap: Any, sinks: Any
-) -> None:
-    """Raises for options that are no such thing, and for queries (…, H, L, D) without a D."""
+) -> int | None:
+    """The window as an int. Raises for options that are no such thing, and for queries
+    (…, H, L, D) without a D."""
     heads, _, d = q.shape[-3:]
     if d == 0:
         raise ValueError(
@@ -67,11 +76,9 @@ def check_options(
     if scale is not None:
         check_number(op, "scale", scale)
     check_flag(op, "causal", causal)
-    if window is not None:
-        if not isinstance(window, int) or isinstance(window, bool):
-            raise TypeError(f"[{op}] 'window' must be an integer but got {type(window).__name__}.")
-        if not 1 <= window < 2**30:
-            raise ValueError(f"[{op}] 'window' must be in [1, 2^30) but got {window}.")
+    size = None if window is None else check_integer(op, "window", window)
+    if size is not None and not 1 <= size < 2**30:
+        raise ValueError(f"[{op}] 'window' must be in [1, 2^30) but got {size}.")
     if softcap is not None and not 0 < check_number(op, "softcap", softcap) < inf:
         raise ValueError(f"[{op}] 'softcap' must be positive and finite but got {softcap}.")
     if sinks is not None:
@@ -80,6 +87,7 @@ def check_options(
             raise ValueError(
                 f"[{op}] 'sinks' must have shape ({heads},) but got {tuple(sinks.shape)}."
             )
+    return size
 
 
 def _mask_of(q: mx.array, k: mx.array, mask: mx.array) -> mx.array:
@@ -120,7 +128,7 @@ def scaled_dot_product_attention(
             last `window` keys.
         softcap: c > 0 makes the scores c · tanh(scores / c), before the mask.
         return_lse: also the logarithm of the sum of the exponentials of the scores, the sink's
-            among them, as float32 (B, H, L).
+            among them, as float32 (B, H, L): -inf for a query whose scores are all -inf.
 
     Returns:
         (B, H, L, V) in the dtype that q, k and v promote to, or (out, lse). A query without a key
@@ -133,7 +141,7 @@ def scaled_dot_product_attention(
     arXiv:2309.17453, learned as in gpt-oss.
     """
     check_heads(_OP, q, k, v)
-    check_options(_OP, q, scale, causal, window, softcap, sinks)
+    window = check_options(_OP, q, scale, causal, window, softcap, sinks)
     check_flag(_OP, "return_lse", return_lse)
     if not q.dtype == k.dtype == v.dtype:
         dtype = mx.result_type(q, k, v)

@@ -71,7 +71,8 @@ def _scores(
 
 def softmax_of(z: Any, sinks: Any, xp: Any) -> tuple[Any, Any, Any]:
     """exp(z - peak), the peak and the total."""
-    peak = xp.max(z, axis=-1, keepdims=True)
+    # Finite, so that a query without scores has no exponentials, and -inf as their logarithm.
+    peak = xp.maximum(xp.max(z, axis=-1, keepdims=True), DROPPED)
     if sinks is not None:
         sinks = sinks[:, None, None]
         peak = xp.maximum(peak, sinks)

@@ -33,12 +33,13 @@ from typing import Any
 import mlx.core as mx
 
 from .. import launch
-from ..arguments import Argument, check, check_flag
+from ..arguments import Argument, check, check_flag, check_size
 from ..metal import scalar
 from ..registry import Case, Op, Option, register
 from ..targets import cpu
 from ..transforms import Arrays, complete
 from .cross_entropy import (
+    NOTHING,
     counting_weights,
     cross_entropy,
     cross_entropy_reference,
@@ -158,7 +159,8 @@ class _Plan:
         blocks = self.parts(some, lowest, *[zeros] * (len(self.chunk.carried) - 1))
         kernel = accumulate(self.chunk)
         done: list[mx.array] = []
-        for start in range(0, classes, self.width):
+        # Without classes there is a chunk of none, which refuses the targets.
+        for start in range(0, max(classes, 1), self.width):
             weight, more = self.columns(some, start)
             for block in blocks:
                 hidden = mx.depends(block[:1], done)[0] if done else block[0]
@@ -230,7 +232,8 @@ class _Plan:
         z = some["hidden"] @ some["weight"].T
         z = z + some["bias"] if "bias" in some else z
         z = some["softcap"] * mx.tanh(z / some["softcap"]) if "softcap" in some else z
-        lse = mx.logsumexp(z, axis=-1)
+        # MLX's refuses an array without rows.
+        lse = mx.logsumexp(z, axis=-1) if some["targets"].size else z.sum(axis=-1)
         targets = some["targets"]
         # From the elements and not from the shape, which a shapeless compile may change.
         classes = mx.ones_like(z).astype(mx.int32).sum(axis=-1)
@@ -245,7 +248,8 @@ class _Plan:
             loss = loss + some["smoothing"] * (away.mean(axis=-1) - loss)
         if "z_scale" in some:
             loss = loss + some["z_scale"] * lse * lse
-        loss = mx.where(targets == some["ignore"], 0.0, mx.where(valid, loss, mx.nan))
+        ignored = (targets == some["ignore"]) & (some["ignore"] > NOTHING)
+        loss = mx.where(ignored, 0.0, mx.where(valid, loss, mx.nan))
         return [loss, lse]
 
     def __call__(self, *inputs: mx.array) -> Sequence[mx.array]:
@@ -340,8 +344,7 @@ def linear_cross_entropy(
     ignore = ignored_index(op, ignore_index)
     check(op, _ARGUMENTS, (hidden, weight, targets, bias, class_weights))
     classes = weight.shape[0]
-    if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
-        raise ValueError(f"[{op}] 'chunk' must be a positive int but got {chunk!r}.")
+    chunk = None if chunk is None else check_size(op, "chunk", chunk)
     dtype = mx.result_type(hidden.dtype, weight.dtype)
     dtype = dtype if bias is None else mx.result_type(dtype, bias.dtype)
     lead = tuple(hidden.shape[:-1])

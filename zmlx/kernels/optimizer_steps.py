@@ -22,7 +22,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..arguments import Argument, check_flag, check_number
+from ..arguments import Argument, check_flag, check_number, check_size
 from ..codegen import Elementwise, Let, Operand, Output
 from ..metal import scalar
 from ..packed import PackedKernel
@@ -221,8 +221,7 @@ def adamw(
         New parameter and moments, each in the dtype of the old. Gradients for p, g, m, v.
     """
     b1, b2 = check_betas("adamw", betas)
-    if step is not None and check_number("adamw", "step", step) < 1:
-        raise ValueError(f"[adamw] 'step' must be None or from 1 on but got {step}.")
+    step = None if step is None else check_size("adamw", "step", step)
     _check("adamw", learning_rate=learning_rate, eps=eps, weight_decay=weight_decay)
     c1, c2 = _corrections((b1, b2), step)
     numbers = (1.0, learning_rate * c1, 1 - learning_rate * weight_decay, c2,

@@ -113,7 +113,7 @@ def quantized_attention(
         raise ValueError(
             f"[{op}] 'v_scales' must have k's group size {groups[0]} but got {groups}."
         )
-    check_options(op, q, scale, causal, window, softcap, sinks)
+    window = check_options(op, q, scale, causal, window, softcap, sinks)
     flags: dict[str, Any] = {"causal": causal}
     before, after = options_of(flags, scale, d, window, softcap)
     middle = []
