@@ -333,6 +333,15 @@ def test_a_compiled_step_takes_the_kernel_and_keeps_its_state():
     assert losses[-1] < losses[0]
 
 
+@EVERY
+def test_they_may_take_the_place_of_those_of_mlx(name, options, monkeypatch):
+    """For a script that is not ours: mlx.optimizers.AdamW = zmlx.optimizers.AdamW."""
+    for each in ("Adam", "AdamW", "Lion", "SGD"):
+        monkeypatch.setattr(mlx_optimizers, each, getattr(optimizers, each))
+    for fused in (True, False):
+        run(getattr(mlx_optimizers, name)(**options, fused=fused), tree(0), [tree(1)])
+
+
 def test_multi_optimizer():
     def of(module):
         return mlx_optimizers.MultiOptimizer(
