@@ -192,12 +192,10 @@ def _extreme(name: str, x: mx.array, axis: Axes, keepdims: bool) -> mx.array:
     axes = named_axes(name, x, axis)
     check_flag(name, "keepdims", keepdims)
     p = plan(tuple(x.shape), axes)
-    if p.elements == 0 and 0 not in p.shape:
+    if p.elements == 0:
         raise ValueError(f"[{name}] 'x' must have elements to reduce but got shape {x.shape}.")
     if _is_plain(x):
         return (mx.max if name == "max" else mx.min)(x, axis=axes, keepdims=keepdims)
-    if p.elements == 0:
-        return _nothing(p, keepdims, 0, x.dtype)
 
     def run(x: mx.array) -> Arrays:
         results = (("y", "m"), ("equals", "count"))
