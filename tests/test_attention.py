@@ -213,6 +213,20 @@ def test_a_query_whose_scores_are_all_minus_infinity(target, sinks):
     np.testing.assert_array_equal(to_numpy(lse)[..., others], to_numpy(plain_lse)[..., others])
 
 
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": 3, "softcap": 2.0}], ids=str)
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+def test_without_keys_there_is_nothing_to_attend_to(target, options):
+    q, k, v = qkv()
+    k, v = k[:, :, :0], v[:, :, :0]
+    with zmlx.target(target):
+        out, lse = attention(q, k, v, return_lse=True, **options)
+        sunk, sink = attention(q, k, v, sinks=mx.array([1.0, 2.0]), return_lse=True, **options)
+    assert np.isnan(to_numpy(out)).all()
+    assert (to_numpy(lse) == -np.inf).all()
+    assert not to_numpy(sunk).any()
+    np.testing.assert_array_equal(to_numpy(sink), np.broadcast_to([[1.0], [2.0]], sink.shape))
+
+
 def test_heads_that_share_keys_equal_repeated_keys():
     q, k, v = qkv(h=6, k=2)
     again = attention(q, mx.repeat(k, 3, axis=1), mx.repeat(v, 3, axis=1))

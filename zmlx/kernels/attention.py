@@ -128,14 +128,16 @@ def scaled_dot_product_attention(
             last `window` keys.
         softcap: c > 0 makes the scores c · tanh(scores / c), before the mask.
         return_lse: also the logarithm of the sum of the exponentials of the scores, the sink's
-            among them, as float32 (B, H, L): -inf for a query whose scores are all -inf.
+            among them, as float32 (B, H, L): -inf for a query without scores, or whose
+            scores are all -inf.
 
     Returns:
         (B, H, L, V) in the dtype that q, k and v promote to, or (out, lse). A query without a key
         within `causal` and `window`, or all of whose keys there a bool mask drops, attends to them
         all alike, as in MLX, or with a sink to nothing; one whose keys all have a mask of -inf is
-        NaN. Where S is 0 all is NaN, or 0 with sinks. Scores that a condition drops have the
-        gradient 0. Gradients for q, k, v, an added mask and sinks; lse may be differentiated too.
+        NaN. Where S is 0 that is so of all, or all is 0 with sinks. Scores that a condition drops
+        have the gradient 0. Gradients for q, k, v, an added mask and sinks; lse may be
+        differentiated too.
 
     Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691. Sinks: Xiao et al. 2023,
     arXiv:2309.17453, learned as in gpt-oss.
