@@ -228,6 +228,18 @@ def test_without_classes_no_target_is_in_range():
     assert loss.item() == 0
 
 
+@pytest.mark.parametrize("ignored", [0, -100, 2**40])
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+def test_an_index_of_any_width_is_ignored(target, ignored):
+    hidden, weight, targets, _, _ = problem(6, 5, 4, 50)
+    given = mx.where(mx.arange(targets.size) % 2 == 0, mx.array(ignored, mx.int64), targets)
+    with zmlx.target(target):
+        got = linear_cross_entropy(hidden, weight, given, ignore_index=ignored, reduction="none")
+    want = linear_cross_entropy(hidden, weight, targets, reduction="none")
+    want = mx.where(given == ignored, 0.0, want)
+    np.testing.assert_allclose(np.array(got), np.array(want), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("target", ["cpu", "reference"])
 def test_without_rows_there_is_no_loss(target):
     with zmlx.target(target):

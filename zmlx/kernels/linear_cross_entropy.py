@@ -248,7 +248,7 @@ class _Plan:
             loss = loss + some["smoothing"] * (away.mean(axis=-1) - loss)
         if "z_scale" in some:
             loss = loss + some["z_scale"] * lse * lse
-        ignored = (targets == some["ignore"]) & (some["ignore"] > NOTHING)
+        ignored = (targets == some["ignore"]) & (some["ignore"].astype(mx.int64) != NOTHING)
         loss = mx.where(ignored, 0.0, mx.where(valid, loss, mx.nan))
         return [loss, lse]
 
