@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -176,6 +177,61 @@ def test_a_directory_that_goes_away_later_costs_one_line(tmp_path: Path) -> None
     )
     assert done.stdout.strip() == "1 0"
     assert done.stderr.count("zmlx: cannot write to") == 1
+
+
+def fake_compiler(folder: Path, script: str) -> str:
+    path = folder / "compiler"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_disk_that_is_full_costs_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    full = "echo 'ld: final link failed: No space left on device' >&2; exit 1"
+    compiler = fake_compiler(tmp_path, f'case "$*" in *{folder}*) {full};; esac; exec g++ "$@"')
+    output, errors = run(ZMLX_CACHE_DIR=str(folder), ZMLX_CXX=compiler)
+    assert output.endswith(" 0")
+    assert errors.count("(No space left on device); compiled kernels are not kept") == 1
+    assert not entries(folder)
+
+
+def test_a_core_that_does_not_fit_on_the_disk_is_made_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = cache.write
+
+    def write(path: Path, data: bytes) -> None:
+        if path.is_relative_to(tmp_path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        plain(path, data)
+
+    monkeypatch.setattr(cache, "write", write)
+    with pytest.warns(RuntimeWarning, match="No space left on device"):
+        path = cache.keep(tmp_path / "core.so", b"core")
+    assert cache.read(path) == b"core"
+    assert not path.is_relative_to(tmp_path)
+    path.unlink()
+
+
+def test_a_compiler_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = fake_compiler(tmp_path, "exit 0")
+    errors = run(ZMLX_CACHE_DIR=str(tmp_path / "cache"), ZMLX_CXX=nothing)[1]
+    assert f"{nothing} wrote no object" in errors
+    with pytest.raises(RuntimeError, match="wrote no object"):
+        native._build(native._installed_mlx(), nothing)
+
+
+@pytest.mark.parametrize("variable", ["ZMLX_CACHE", "ZMLX_CHECK"])
+def test_a_switch_is_0_or_1(variable: str) -> None:
+    code = "from zmlx import cache, checks; cache.enabled()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, variable: "yes"},
+        capture_output=True,
+        text=True,
+    )
+    assert f"'{variable}' must be 0 or 1 but got yes" in done.stderr
 
 
 def test_without_a_compiler_the_error_names_the_remedy(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The command line says what there is, what runs, and what to do where something does not."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -193,3 +194,59 @@ def test_language_fails_with_the_row_that_is_wrong(monkeypatch, capsys):
 def test_language_of_an_unknown_section_is_wrong_usage(capsys):
     assert main(["language", "nonsense"]) == 2
     assert "Thread attributes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_summary_is_a_sentence(command):
+    # The help text shows the first line of the module's docstring.
+    module = importlib.import_module(f"zmlx.cli.{command}")
+    assert module.__doc__.splitlines()[0].endswith(".")
+
+
+@pytest.mark.parametrize("arguments", [("list",), ("show", "softmax", "--target", "cuda")])
+def test_a_reader_that_stops_early_is_no_error(arguments):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "zmlx", *arguments],
+        cwd=Path(__file__).parents[1],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert process.wait(timeout=60) == 141, errors
+    assert not errors
+
+
+def test_a_terminal_without_greek_gets_the_rest():
+    done = subcommand("list", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert "softmax" in done.stdout
+
+
+def test_a_wrong_environment_is_said_without_a_traceback():
+    done = subcommand("list", ZMLX_TARGET="tpu")
+    assert done.returncode == 2
+    assert "'ZMLX_TARGET' must be one of" in done.stderr
+    assert "Traceback" not in done.stderr
+    done = subcommand("doctor", ZMLX_NUM_THREADS="many")
+    assert done.returncode == 1
+    assert "ZMLX_NUM_THREADS must be a positive integer but got 'many'" in done.stdout
+
+
+def test_the_doctor_calls_a_target_that_does_not_run_a_problem():
+    done = subcommand("doctor", ZMLX_TARGET="cuda", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1
+    assert "problem: cuda, the target in force, does not run: " in done.stdout
+    done = subcommand("check", "silu", ZMLX_TARGET="cuda", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 2
+    assert "[check] the target cuda does not run here: " in done.stderr
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (("check", "silo"), "no op or family is called 'silo'; did you mean silu"),
+    (("list", "softmax", "--page"), "'--page' must be given alone"),
+    (("bench", "silu", "--compare", "/nowhere.json"), "'--compare' must name a file but got"),
+])  # fmt: skip
+def test_wrong_usage_is_said_in_a_line(arguments, message, capsys):
+    assert main(list(arguments)) == 2
+    assert message in capsys.readouterr().err

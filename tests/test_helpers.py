@@ -1,6 +1,12 @@
 """Kernels from expressions and from Python functions, launched."""
 
+import copy
+import linecache
+import math
+import pickle
+
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 
@@ -214,3 +220,202 @@ def test_a_new_number_compiles_nothing():
         f(X, s * 0.37)
     after = metal.statistics()
     assert (after["compiles"], after["cache_hits"]) == (before["compiles"], before["cache_hits"])
+
+
+@pytest.mark.parametrize("make, call, message", [
+    (lambda: zmlx.rowwise.reduce("sum", "x * y", inputs=("x", "y")), (X, X[:, :9]),
+     r"\[reduce\] 'y' must have shape \(3, 70\) but got \(3, 9\)"),
+    (lambda: zmlx.rowwise.reduce("sum", "x * y", inputs=("x", "y")), (X, X[0]),
+     r"\[reduce\] 'y' must have shape \(3, 70\) but got \(70,\)"),
+    (lambda: zmlx.rowwise.reduce("sum", "x * y", inputs={"x": "row", "y": "column"}), (X, X[:, 0]),
+     r"'y' must have shape \(70,\) but got \(3,\)"),
+    (lambda: zmlx.rowwise.reduce("sum", "x * y", inputs={"x": "row", "y": "per_row"}), (X, X[0]),
+     r"'y' must have shape \(3,\) but got \(70,\)"),
+    (lambda: zmlx.rowwise.reduce("sum", "x * y", inputs={"x": "row", "y": "scalar"}), (X, X[0]),
+     r"'y' must have shape \(\) but got \(70,\)"),
+    (lambda: zmlx.rowwise.reduce("sum"), (mx.array(2.0),), r"'x' must have shape \(\*, D\)"),
+    (lambda: zmlx.rowwise.reduce("sum"), (mx.arange(6),), "'x' must have dtype .* but got int"),
+])  # fmt: skip
+def test_a_row_kernel_checks_shapes_and_dtypes(make, call, message):
+    # Without the check it would read past the smaller array, or cut off a mean of integers.
+    with pytest.raises(ValueError, match=message):
+        make()(*call)
+
+
+@pytest.mark.parametrize("make, message", [
+    (lambda: zmlx.rowwise.map_reduce({"a": ("sum", "x - b"), "b": ("max", "x")}, "a"),
+     "'reductions' must need only those before them but got 'a', which needs 'b'"),
+    (lambda: zmlx.rowwise.map_reduce(
+        {"a": ("sum", "t"), "b": ("max", "x")}, "a", lets="t = x - b"), "'a', which needs 'b'"),
+    (lambda: zmlx.rowwise.map_reduce({"x": ("sum", "x")}, "x"), "names of their own but got 'x'"),
+    (lambda: zmlx.rowwise.map_reduce({"D": ("sum", "x")}, "D"), "names of their own but got 'D'"),
+    (lambda: zmlx.rowwise.reduce("sum", "j", inputs=("j",)), "'inputs' must not be D"),
+    (lambda: zmlx.rowwise.map_reduce({"a": "sum"}, "a"), "pairs of op and expression but got a="),
+    (lambda: zmlx.rowwise.map_reduce({"a": ("sum", "x")}, {}), "'outputs' must be an expression"),
+    (lambda: zmlx.rowwise.reduce("sum", "beta", inputs="beta"), "a sequence of names .* 'beta'"),
+    (lambda: zmlx.elementwise.map("beta", "beta"), "a sequence of names but got 'beta'"),
+    (lambda: zmlx.expression("beta", inputs="beta"), "a sequence of names but got 'beta'"),
+    (lambda: zmlx.elementwise.map("x", ("x", "x")), "'inputs' must not repeat a name"),
+    (lambda: zmlx.elementwise.binary("a", inputs=("a", "b", "c")), "must be two names"),
+    (lambda: zmlx.elementwise.map("1", ()), "'inputs' must have at least one name"),
+    (lambda: zmlx.elementwise.map({}, ("x",)), "'outputs' must be an expression"),
+    (lambda: zmlx.elementwise.map({"y": 3}, ("x",)), "'text' must be a str but got 3"),
+    (lambda: zmlx.elementwise.unary("x", name="a b"), "'name' must be an identifier but got 'a b'"),
+    (lambda: binary_from_expr("x * y", derivatives=("y",)), "'derivatives' must be two"),
+    (lambda: nary_from_expr("dy * x", ("dy", "x"), gradients={"dy": "dy", "x": "x"}),
+     "whose cotangents are no other names but got dy"),
+    (lambda: zmlx.expression("math.exp(x)"), "write exp"),
+])  # fmt: skip
+def test_a_wrong_definition_is_refused_before_any_call(make, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make()
+
+
+NAMES = [("size", "row"), ("D", "j"), ("x", "x_in"), ("N", "rows"), ("dy", "y"), ("dout", "out"),
+         ("d_x", "x")]  # fmt: skip
+
+
+@pytest.mark.parametrize("names", NAMES, ids=str)
+def test_inputs_may_have_names_that_the_kernel_uses_itself(names):
+    f = zmlx.expression(f"{names[0]} * sin({names[1]})", inputs=names)
+    source = f"def f({names[0]}, {names[1]}):\n    return {names[0]} * math.sin({names[1]})\n"
+    jitted = jit_of(source)
+    for x, y in ((X, Y), (X, Y[0])):
+        for g in (f, jitted):
+            close(g(x, y), x * mx.sin(y))
+            got = mx.grad(lambda x, y, g=g: g(x, y).sum(), argnums=(0, 1))(x, y)
+            want = mx.grad(lambda x, y: (x * mx.sin(y)).sum(), argnums=(0, 1))(x, y)
+            for a, b in zip(got, want, strict=True):
+                close(a, b, 1e-4)
+
+
+def jit_of(source):
+    """A jitted function from text, which `inspect` finds as it finds a notebook's cell."""
+    name = f"<cell {hash(source)}>"
+    linecache.cache[name] = len(source), None, source.splitlines(True), name
+    scope = {"math": math}
+    exec(compile(source, name, "exec"), scope)
+    return zmlx.jit(scope["f"])
+
+
+def test_lets_outputs_and_reductions_may_have_such_names_too():
+    f = zmlx.elementwise.map(
+        {"size": "row * y", "rows": "row > y"}, ("x", "y"), lets="D = 2 * x; row = x * D"
+    )
+    size, rows = f(X, Y[0])
+    close(size, 2 * X * X * Y[0])
+    assert mx.array_equal(rows, Y[0] < 2 * X * X)
+    g = zmlx.rowwise.map_reduce({"row": ("sum", "size")}, {"rows": "size / row"}, inputs=("size",))
+    close(g(X), X / X.sum(-1, keepdims=True))
+    with pytest.raises(ValueError, match="'size' must have dtype"):
+        g(X.astype(mx.int32))
+
+
+def test_a_number_computed_from_bools_is_a_float():
+    mask = X > Y
+    pick = zmlx.expression("where(m, 1.5, 2)", inputs=("m",))
+    assert pick(mask).dtype == mx.float32
+    close(pick(mask), mx.where(mask, 1.5, 2.0))
+    close(mx.vmap(pick)(mask), mx.where(mask, 1.5, 2.0))
+    count = zmlx.rowwise.reduce("sum")
+    close(count(mask), mask.sum(-1).astype(mx.float32))
+    assert zmlx.expression("!m")(mask).dtype == mx.bool_
+
+
+@pytest.mark.parametrize("a, b", [((3,), (1, 1, 1, 1)), ((1, 3), (1, 1, 1)), ((5,), (1, 5))])
+def test_a_row_broadcasts_with_a_single_element_of_more_axes(a, b):
+    x, y = mx.random.normal(a), mx.random.normal(b)
+    f = zmlx.elementwise.binary("x * sin(y)")
+    assert f(x, y).shape == (x * y).shape
+    close(f(x, y), x * mx.sin(y))
+    close(f(y, x), y * mx.sin(x))
+
+
+def test_numbers_may_come_from_numpy():
+    f = zmlx.elementwise.binary("x * y")
+    for number in (np.float32(1.5), np.float64(1.5), np.float16(1.5), 1.5):
+        close(f(X, number), 1.5 * X)
+    for number in (np.int64(2), np.uint8(2), 2):
+        close(f(X, number), 2 * X)
+    close(f(X, np.bool_(True)), X)
+    scaled = zmlx.rowwise.reduce("sum", "x * y", inputs={"x": "row", "y": "scalar"})
+    for number in (2, 2.0, np.float64(2), np.int32(2)):
+        close(scaled(X, number), 2 * X.sum(-1))
+
+
+def slope(f, order=1):
+    """The derivative of a function of one array, element by element."""
+    once = mx.grad(lambda x: f(x).sum())
+    return once if order == 1 else slope(once, order - 1)
+
+
+SMOOTH = sorted(set(UNARY) - {"abs", "acosh", "ceil", "floor", "isfinite", "isinf", "isnan", "log",
+    "log10", "log2", "round", "rsqrt", "sign", "sqrt", "trunc"})  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_second_derivatives_are_continuous_at_zero(name):
+    # A derivative that is written with abs(x) has a kink there that the function has not.
+    f = zmlx.elementwise.unary(f"{name}(x)")
+    at, near = slope(f, 2)(mx.array([0.0, -0.0])), slope(f, 2)(mx.array([1e-4, -1e-4]))
+    np.testing.assert_allclose(np.array(at), np.array(near), atol=1e-3)
+
+
+def test_a_gradient_that_nobody_asks_for_is_not_computed():
+    x, n = mx.array([-2.0, -0.5, 0.5, 2.0]), mx.array(3.0)
+    power = zmlx.expression("x ** n", inputs=("x", "n"))
+    # The derivative in n is that of a logarithm, which no negative x has.
+    close(slope(lambda x: power(x, n), 2)(x), 6 * x)
+    row = mx.full((4,), 3.0)
+    close(slope(lambda x: power(x, row), 2)(x[None]), 6 * x[None])
+    built = power._kernels["full", "scalar"].vjp((x, n), (mx.ones(4),), (), [1])
+    assert built[0] is None
+    assert built[1].shape == ()
+
+
+class Layer(nn.Module):
+    """A module that holds one of each kind of function."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = mx.array([2.0])
+        self.act = zmlx.expression("x * sigmoid(x)")
+        self.norm = zmlx.rowwise.map_reduce({"s": ("sum", "x * x")}, "x * rsqrt(s)")
+        self.scaled = scaled_by
+        self.kernel = metal.kernel(
+            name="twice",
+            input_names=["x"],
+            output_names=["y"],
+            source="uint i = thread_position_in_grid.x; y[i] = 2 * x[i];",
+        )
+
+    def __call__(self, x):
+        return self.kernel(self.norm(self.scaled(self.act(self.weight * x), 3)))
+
+
+def test_a_module_that_holds_functions_can_be_copied():
+    layer = Layer()
+    want = layer(X)
+    copied = copy.deepcopy(layer)
+    assert mx.array_equal(copied(X), want)
+    copied.weight *= 2
+    assert layer.weight.item() == 2.0
+
+
+def test_an_expression_and_a_jitted_function_can_be_pickled():
+    f = zmlx.elementwise.map({"a": "t + size", "b": "t > size"}, ("x", "size"), lets="t = x * x")
+    for got, want in zip(pickle.loads(pickle.dumps(f))(X, Y), f(X, Y), strict=True):
+        assert mx.array_equal(got, want)
+    assert pickle.loads(pickle.dumps(scaled_by)) is scaled_by
+
+
+def test_a_half_precision_gradient_beside_a_row_of_integers():
+    x, n = X.astype(mx.float16), mx.arange(70)
+    dx = mx.grad(lambda x: scaled_by(x, n).sum())(x)
+    assert dx.dtype == mx.float16
+    close(dx, mx.broadcast_to(n.astype(mx.float16), X.shape))
+
+
+@zmlx.jit
+def scaled_by(x, n: int):
+    return x * n

@@ -152,11 +152,34 @@ def test_a_gradient_that_is_not_asked_for_is_not_computed():
         mx.clear_cache()
         before = mx.get_active_memory()
         mx.reset_peak_memory()
-        loss = mx.grad(lambda h, w: linear_cross_entropy(h, w, targets), argnums)
+        loss = mx.grad(lambda h, w: linear_cross_entropy(h, w, targets, chunk=1024), argnums)
         mx.eval(loss(hidden, weight))
         return mx.get_peak_memory() - before
 
     assert peak((0,)) < peak((0, 1)) - weight.nbytes / 2
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_transforms_of_several_blocks(reduction):
+    hidden, weight, targets, _, _ = problem(10, 12, 5, 23)
+    arrays = [hidden, weight]
+    along = [mx.cos(x) for x in arrays]
+
+    def of(loss):
+        def total(*some):
+            return loss(*some).sum()
+
+        return [
+            *mx.jvp(lambda *some: [loss(*some)], arrays, along)[1],
+            *mx.jvp(lambda *some: list(mx.grad(total, (0, 1))(*some)), arrays, along)[1],
+            mx.vmap(loss, in_axes=(0, None))(mx.stack([hidden, -hidden]), weight),
+            *mx.vmap(mx.grad(total, (0, 1)))(*[mx.stack([x, -x]) for x in arrays]),
+        ]
+
+    got = of(lambda h, w: linear_cross_entropy(h, w, targets, reduction=reduction, chunk=4))
+    want = of(lambda h, w: cross_entropy(h @ w.T, targets, reduction=reduction))
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(np.array(a), np.array(b), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("bad", [50, -1, 2**31 - 1])

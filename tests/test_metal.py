@@ -114,10 +114,20 @@ def test_verbose_prints_the_metal_text(capsys):
     ({"output_names": ["x"]}, "'output_names' must not repeat"),
     ({"output_names": []}, "'output_names' must name at least one"),
     ({"source": " "}, "'source' must not be empty"),
+    ({"source": None}, "'source' must be a str"),
+    ({"header": b""}, "'header' must be a str"),
     ({"math_mode": "loose"}, "'math_mode' must be one of"),
+    ({"name": 3}, "'name' must be an identifier but got 3"),
+    ({"input_names": "xs"}, "'input_names' must be a sequence of names but got 'xs'"),
+    ({"input_names": ["x", "x"]}, "'input_names' must not repeat a name"),
+    ({"input_names": ["constant"]}, "'input_names' must not be words of Metal but got 'constant'"),
+    ({"output_names": ["half"]}, "'output_names' must not be words of Metal but got 'half'"),
+    ({"atomic_outputs": "no"}, "'atomic_outputs' must be True or False but got str"),
+    ({"vjp": 3}, "'vjp' must be a function but got int"),
+    ({"reference": "x"}, "'reference' must be a function but got str"),
 ])  # fmt: skip
 def test_a_bad_specification(change, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
         metal.kernel(**{**DOUBLE, **change})
 
 
@@ -126,10 +136,26 @@ def test_a_bad_specification(change, message):
     ({"threadgroup": (0, 1, 1)}, "'threadgroup' must have 1 to 1024 threads"),
     ({"grid": (-1,)}, "'grid' must be up to three sizes"),
     ({"output_dtypes": [mx.float32] * 2}, "'output_dtypes' must have 1 entries"),
+    ({"grid": "41"}, "'grid' must be up to three sizes"),
+    ({"grid": 4.0}, "'grid' must be up to three sizes"),
+    ({"grid": ()}, "'grid' must be up to three sizes"),
+    ({"grid": 0}, "'grid' must not be empty where an output has elements"),
+    ({"output_shapes": (4,)}, "'output_shapes' must be a sequence of shapes"),
+    ({"output_shapes": [(-4,)]}, "'output_shapes' must be a sequence of shapes"),
+    ({"output_dtypes": mx.float32}, "'output_dtypes' must be a sequence"),
+    ({"output_dtypes": ["float32"]}, "'output_dtypes' must hold dtypes of MLX"),
+    ({"output_dtypes": [mx.float64]}, "'y' must have a dtype that Metal knows but got float64"),
     ({"template": {"T": 1.5}}, "'template' must hold dtypes, ints and bools"),
+    ({"template": "T"}, "'template' must be a dict or pairs"),
+    ({"template": {"int": 3}}, "'template' must have names that are neither words of Metal"),
+    ({"template": {"x": 3}}, "'template' must have names that are neither words of Metal"),
+    ({"template": [("N", 3), ("N", 4)]}, "'template' must not repeat a name"),
+    ({"init_value": "1"}, "'init_value' must be a number"),
+    ({"init_value": 1.5, "output_dtypes": [mx.int32]}, "'init_value' must be of dtype int32"),
+    ({"init_value": 300, "output_dtypes": [mx.uint8]}, "'init_value' must be of dtype uint8"),
 ])  # fmt: skip
 def test_a_bad_launch(arguments, message):
-    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
+    with pytest.raises((ValueError, TypeError), match=re.escape("[double] " + message)):
         metal.kernel(**DOUBLE)(mx.ones((4,)), **arguments)
 
 
@@ -140,6 +166,30 @@ def test_wrong_inputs():
         TypeError, match=r"\[double\] 'x' must be an array or a number but got list"
     ):
         metal.kernel(**DOUBLE)([1, 2])
+
+
+def test_numbers_of_a_launch_may_come_from_numpy():
+    kernel = metal.kernel(
+        name="scaled",
+        input_names=["x", "s"],
+        output_names=["y"],
+        source="uint i = thread_position_in_grid.x; y[i] = N * s * x[i];",
+    )
+    for s in (np.float64(1.5), np.float32(1.5), np.float64(0.0), np.int64(3), np.bool_(True)):
+        y = kernel(mx.ones((4,)), s, grid=np.int64(4), template={"N": np.int32(2)})
+        assert y.tolist() == [2 * float(s)] * 4
+    with pytest.raises(ValueError, match="a number of 64 bits"):
+        kernel(mx.ones((4,)), 2**64, template={"N": 2})
+
+
+def test_an_index_into_an_array_of_no_dimensions_is_explained():
+    with pytest.raises(RuntimeError, match=r"`.*x\[i\].*`.*comes as a value, without an index"):
+        metal.kernel(**DOUBLE)(mx.array(2.0))
+
+
+def test_a_name_may_begin_with_a_digit():
+    kernel = metal.kernel(**{**DOUBLE, "name": "2x"})
+    assert kernel(mx.ones((2,))).tolist() == [2.0, 2.0]
 
 
 def test_an_empty_grid_runs_nothing():
@@ -219,3 +269,48 @@ def test_without_the_core_the_other_targets_still_run(monkeypatch):
         assert "no core here" in cpu.unavailable()
     finally:
         cpu._core_if_any.cache_clear()
+
+
+SQUARE = {
+    **DOUBLE,
+    "name": "square",
+    "source": "uint i = thread_position_in_grid.x; y[i] = x[i] * x[i];",
+}
+
+
+@pytest.mark.parametrize("wrap", [lambda y: y, lambda y: (y,)], ids=["bare", "tuple"])
+def test_a_reference_serves_every_transform_and_the_reference_target(wrap):
+    kernel = metal.kernel(
+        **SQUARE,
+        vjp=lambda primals, cotangents, outputs, wanted: wrap(2 * primals[0] * cotangents[0]),
+        reference=lambda x: wrap(x * x),
+    )
+    x = mx.arange(6.0).reshape(2, 3)
+    slope = mx.grad(lambda x: kernel(x).sum())
+    assert mx.array_equal(slope(x), 2 * x)
+    assert mx.array_equal(mx.grad(lambda x: slope(x).sum())(x), mx.full((2, 3), 2.0))
+    assert mx.array_equal(mx.vmap(kernel)(x), x * x)
+    assert mx.array_equal(mx.jvp(kernel, [x], [x])[1][0], 2 * x * x)
+    compiled = mx.compile(lambda x: kernel(x), shapeless=True)
+    assert mx.array_equal(compiled(x), x * x)
+    assert mx.array_equal(compiled(x[:1, :2]), x[:1, :2] ** 2)
+    with zmlx.target("reference"):
+        assert mx.array_equal(kernel(x), x * x)
+        assert mx.array_equal(slope(x), 2 * x)
+
+
+@pytest.mark.parametrize("reference, message", [
+    (lambda x: x.sum(), r"must return float32 \(3,\) for 'y' but got float32 \(\)"),
+    (lambda x: x.astype(mx.float16), r"must return float32 \(3,\) for 'y' but got float16 \(3,\)"),
+    (lambda x: (x, x), "must return 1 outputs but got 2"),
+])  # fmt: skip
+def test_a_reference_that_is_another_function_is_refused(reference, message):
+    kernel = metal.kernel(**SQUARE, reference=reference)
+    with pytest.raises((ValueError, RuntimeError), match=r"\[square\] the reference " + message):
+        mx.eval(mx.vmap(kernel)(mx.ones((2, 3))))
+
+
+def test_a_rule_that_returns_no_gradients_is_refused():
+    kernel = metal.kernel(**SQUARE, vjp=lambda p, c, o, w: {"x": c[0]})
+    with pytest.raises((TypeError, RuntimeError), match="must return a tuple of gradients"):
+        mx.grad(lambda x: kernel(x).sum())(mx.ones((4,)))

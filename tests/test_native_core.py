@@ -245,6 +245,40 @@ def test_tracing_tells_tracers_and_shapeless_traces() -> None:
     assert seen == [(0, 0, 0), (1, 0, 0), (1, 0, 0), (2, 0, 0), (2, 0, 0)]
 
 
+def test_what_waits_for_others_is_itself_to_every_transform() -> None:
+    x, other = mx.arange(6.0).reshape(2, 3), mx.ones((4,))
+
+    def function(x: mx.array) -> mx.array:
+        return mx.sin(core.after((x,), (other, mx.cos(x))))
+
+    for of in (
+        lambda f: f(x),
+        lambda f: mx.compile(f)(x),
+        lambda f: mx.grad(lambda x: f(x).sum())(x),
+        lambda f: mx.jvp(f, [x], [x])[1][0],
+        lambda f: mx.vmap(f, in_axes=1, out_axes=1)(x),
+    ):
+        assert mx.array_equal(of(function), of(mx.sin))
+    a, b = core.after((x, other), (x,))
+    assert mx.array_equal(a, x)
+    assert mx.array_equal(b, other)
+
+
+def test_what_a_gradient_is_taken_of_is_told_from_what_is_made_of_it() -> None:
+    seen = []
+
+    def function(x: mx.array) -> mx.array:
+        seen.append((core.is_primal(x), core.is_primal(2 * x), core.is_primal(x16)))
+        return x.sum()
+
+    function(x16)
+    mx.compile(function)(x16)
+    mx.grad(function)(x16)
+    mx.compile(mx.grad(function))(x16)
+    mx.jvp(function, [x16], [x16])
+    assert seen == [(0, 0, 0), (0, 0, 0), (1, 0, 0), (1, 0, 0), (1, 0, 0)]
+
+
 def test_every_group_of_the_grid_runs_once() -> None:
     # Group sizes that do not divide the grid, on one thread and on several.
     source = """

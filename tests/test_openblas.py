@@ -82,10 +82,11 @@ except ImportError as error:
 
 def test_other_platforms_and_bad_arguments_raise() -> None:
     code = """
-try:
-    blas.use_openblas(threads=0)
-except ValueError as error:
-    print(error)
+for threads in (0, "2"):
+    try:
+        blas.use_openblas(threads=threads)
+    except (TypeError, ValueError) as error:
+        print(error)
 from zmlx import native
 core = native.load()
 for library, prefix in (("/no/such.so", "scipy_"), ("libc.so.6", "scipy_")):
@@ -102,7 +103,8 @@ except RuntimeError as error:
 """
     lines = run(code).splitlines()
     assert lines[0] == "[use_openblas] 'threads' must be positive but got 0."
-    assert "OpenBLAS does not load: /no/such.so" in lines[1]
-    assert lines[2] == "[use_openblas] libc.so.6 has no scipy_cblas_sgemm."
-    assert lines[3] == "False"
-    assert "Only MLX on Linux" in lines[4]
+    assert lines[1] == "[use_openblas] 'threads' must be an int but got str."
+    assert "OpenBLAS does not load: /no/such.so" in lines[2]
+    assert lines[3] == "[use_openblas] libc.so.6 has no scipy_cblas_sgemm."
+    assert lines[4] == "False"
+    assert "Only MLX on Linux" in lines[5]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -50,9 +53,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ImportError as error:
         print(error, file=sys.stderr)
         return 1
+    try:
+        import_module("zmlx.launch")  # which reads ZMLX_TARGET
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
     status: int = parsed.run(parsed)
     return status
 
 
+def _console() -> int:
+    """`main`, on streams that may lack a letter or be closed by who reads them."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # As in `… | head`: nobody wants the rest, not even what is still buffered.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    return status
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_console())

@@ -8,10 +8,10 @@ between the arguments of a call.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from numbers import Real
+from numbers import Integral, Real
 from operator import index
 from typing import Any
 
@@ -20,6 +20,9 @@ import mlx.core as mx
 FLOATING = (mx.float32, mx.float16, mx.bfloat16)
 INDICES = (mx.int32, mx.uint32, mx.int64)
 BOOLEAN = (mx.bool_,)
+
+#: A name that Metal can take.
+IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,36 @@ def check(op: str, arguments: Sequence[Argument], values: Sequence[mx.array | No
                 expected.append(known)
             text = "(" + ", ".join(expected) + ("," if len(expected) == 1 else "") + ")"
             raise ValueError(f"[{op}] '{argument.name}' must have shape {text} but got {shape}.")
+
+
+def check_names(op: str, argument: str, names: Any) -> tuple[str, ...]:
+    """`names` as a tuple of identifiers without repeats, or an error. A text is none, although
+    Python takes it for its letters."""
+    if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
+        raise TypeError(f"[{op}] '{argument}' must be a sequence of names but got {names!a}.")
+    checked = tuple(names)
+    for name in checked:
+        if not isinstance(name, str) or not IDENTIFIER.fullmatch(name):
+            raise ValueError(f"[{op}] '{argument}' must be identifiers but got {name!a}.")
+    if len(set(checked)) != len(checked):
+        raise ValueError(f"[{op}] '{argument}' must not repeat a name but got {list(checked)}.")
+    return checked
+
+
+def check_identifier(op: str, argument: str, name: Any) -> None:
+    """Raises unless `name` is an identifier."""
+    if not isinstance(name, str) or not IDENTIFIER.fullmatch(name):
+        raise ValueError(f"[{op}] '{argument}' must be an identifier but got {name!a}.")
+
+
+def python_number(value: Any) -> bool | int | float | None:
+    """A number of Python or of NumPy as Python's own; None for anything else."""
+    kind = type(value)
+    if kind is bool or (kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")):
+        return bool(value)
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else None
 
 
 def check_number(op: str, name: str, value: Any) -> float:

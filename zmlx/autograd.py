@@ -10,18 +10,26 @@ at ties of min, max and where. Forward and backward are one kernel each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from math import prod
 from typing import Any
 
 import mlx.core as mx
 
 from . import expr, launch, msl
-from .arguments import BOOLEAN, FLOATING, check_array
-from .codegen import Columnwise, Elementwise, Let, Operand, Output, Rowwise
+from .arguments import (
+    BOOLEAN,
+    FLOATING,
+    check_array,
+    check_identifier,
+    check_names,
+    python_number,
+)
+from .codegen import Columnwise, Elementwise, Let, Operand, Output, Rowwise, free_names
 from .expr import Block, Expr
 from .metal import scalar
-from .pattern import DtypeRule, PatternKernel
+from .pattern import DtypeRule, Number, PatternKernel
 from .targets import cpu
 from .transforms import Arrays, Reference, Rule, custom_function
 
@@ -57,15 +65,23 @@ class BroadcastFunction:
         self._dtypes = tuple(inputs.values())
         self._kernels: dict[tuple[str, ...], PatternKernel] = {}
 
-    def __call__(self, *arrays: mx.array | float) -> Any:
-        """The outputs: an array, or a tuple of several."""
+    def __call__(self, *arrays: mx.array | float, **named: mx.array | float) -> Any:
+        """The outputs: an array, or a tuple of several. Inputs may be given by name."""
+        if named:
+            rest = self.inputs[len(arrays) :]
+            if set(named) != set(rest):
+                raise TypeError(
+                    f"[{self.name}] takes ({', '.join(self.inputs)}) but got {len(arrays)} of them "
+                    f"by position and {', '.join(named)} by name."
+                )
+            arrays = (*arrays, *(named[n] for n in rest))
         if len(arrays) != len(self.inputs):
             raise TypeError(
                 f"[{self.name}] takes {len(self.inputs)} arrays ({', '.join(self.inputs)}) but got "
                 f"{len(arrays)}."
             )
         values = [
-            self._number(x, dtypes) if isinstance(x, (int, float)) else x
+            x if isinstance(x, mx.array) else self._number(x, dtypes)
             for x, dtypes in zip(arrays, self._dtypes, strict=True)
         ]
         for name, x, dtypes in zip(self.inputs, values, self._dtypes, strict=True):
@@ -76,20 +92,23 @@ class BroadcastFunction:
             kind, operand = _operand(x, shape)
             kinds.append(kind)
             operands.append(operand)
+        if "full" not in kinds:
+            operands[0] = mx.broadcast_to(operands[0], shape)
+            kinds[0] = "full"
         if "column" in kinds:
             kinds = ["row" if k == "full" else k for k in kinds]
-        if not set(kinds) & {"full", "row"}:
-            operands[0] = mx.broadcast_to(operands[0], shape)
-            kinds[0] = "row" if "column" in kinds else "full"
         key = tuple(kinds)
         if key not in self._kernels:
             self._kernels[key] = self._build(key)
         return self._kernels[key](*operands)
 
     @staticmethod
-    def _number(value: float, dtypes: tuple[mx.Dtype, ...]) -> mx.array:
-        """A Python number as the argument: a float where the argument is one."""
-        return scalar(float(value) if mx.float32 in dtypes else value)
+    def _number(value: Any, dtypes: tuple[mx.Dtype, ...]) -> Any:
+        """A number as the argument, a float where the argument is one; else `value`."""
+        number = python_number(value)
+        if number is None:
+            return value
+        return scalar(float(number) if mx.float32 in dtypes else number)
 
     def _broadcast_shape(self, values: Sequence[mx.array]) -> tuple[int, ...]:
         shape: list[int] = []
@@ -108,12 +127,17 @@ class BroadcastFunction:
     def _build(self, kinds: tuple[str, ...]) -> PatternKernel:
         raise NotImplementedError
 
+    def __deepcopy__(self, memo: Any) -> Any:
+        """Itself, since nothing of a function changes: a model that holds one can be copied."""
+        return self
+
 
 class ExpressionFunction(BroadcastFunction):
     """Expressions of named inputs as a differentiable function of arrays.
 
     Shapes broadcast; arithmetic is in float32; a number output has the promoted dtype of the
-    inputs, a condition is bool. One array comes back for one output, else a tuple.
+    inputs (float32 where all are bool), a condition is bool. One array comes back for one output,
+    else a tuple.
     """
 
     def __init__(
@@ -122,18 +146,38 @@ class ExpressionFunction(BroadcastFunction):
         inputs: Sequence[str],
         outputs: Mapping[str, Expr],
         lets: Block,
-        gradients: tuple[Block, tuple[Expr, ...]] | None,
+        gradients: Sequence[Expr] | None,
     ) -> None:
         super().__init__(name, dict.fromkeys(inputs, FLOATING + BOOLEAN))
+        self._definition = name, tuple(inputs), dict(outputs), lets, gradients
         self.outputs = dict(outputs)
-        self.lets = lets
-        numbers = [y for y, e in self.outputs.items() if not e.is_condition]
+        lets_names = [n for n, _ in lets.lets]
+        written = free_names(dict.fromkeys([*inputs, *lets_names, *outputs]))
+        self._cotangents: dict[str, str] = {}
+        for y, e in outputs.items():
+            if not e.is_condition:
+                self._cotangents[y] = unused_name(f"d{y}", {*written, *written.values()})
+        own = {f"d{y}": c for y, c in self._cotangents.items()} | written
+        values = {n: expr.name(w) for n, w in own.items() if n != w}
+
+        def body(e: Expr) -> Expr:
+            return e.substitute(values) if values else e
+
+        self._names = tuple(written[n] for n in inputs)
+        self._outputs = {written[y]: body(e) for y, e in outputs.items()}
+        self._lets = Block(tuple((written[n], body(e)) for n, e in lets.lets))
         if gradients is None:
-            gradients = lets.gradient(
-                [self.outputs[y] for y in numbers], self.inputs, [f"d{y}" for y in numbers]
+            self._gradient_lets, self._gradients = self._lets.gradient(
+                [self._outputs[written[y]] for y in self._cotangents],
+                self._names,
+                list(self._cotangents.values()),
             )
-        self._numbers = tuple(numbers)
-        self._gradient_lets, self._gradients = gradients
+        else:
+            self._gradient_lets = self._lets
+            self._gradients = tuple(body(e) for e in gradients)
+
+    def __reduce__(self) -> Any:
+        return ExpressionFunction, self._definition
 
     def __repr__(self) -> str:
         body = "; ".join(f"{y} = {e.metal()}" for y, e in self.outputs.items())
@@ -141,44 +185,50 @@ class ExpressionFunction(BroadcastFunction):
 
     def _build(self, kinds: tuple[str, ...]) -> PatternKernel:
         each = each_kind(kinds)
-        operands = tuple(Operand(n, k) for n, k in zip(self.inputs, kinds, strict=True))
-        backward = PatternKernel(
-            f"{self.name}/gradient",
-            elementwise_pattern(
-                operands + tuple(Operand(f"d{y}", each) for y in self._numbers),
-                tuple(
-                    Output(f"d_{n}", e.metal(), each)
-                    for n, e in zip(self.inputs, self._gradients, strict=True)
+        operands = tuple(Operand(n, k) for n, k in zip(self._names, kinds, strict=True))
+
+        @cache
+        def backward(wanted: tuple[int, ...]) -> PatternKernel:
+            # Only what is asked for: the others cost time, and may be infinite where it is not.
+            gradients = [self._gradients[i] for i in wanted]
+            names = [self._names[i] for i in wanted]
+            return PatternKernel(
+                f"{self.name}/gradient",
+                elementwise_pattern(
+                    operands + tuple(Operand(c, each) for c in self._cotangents.values()),
+                    tuple(
+                        Output(f"d_{n}", e.metal(), each)
+                        for n, e in zip(names, gradients, strict=True)
+                    ),
+                    _lets(self._gradient_lets),
                 ),
-                _lets(self._gradient_lets),
-            ),
-            gradient_dtypes(self.inputs, kinds),
-            header=_header(self._gradient_lets, self._gradients),
-        )
+                gradient_dtypes(names, [kinds[i] for i in wanted], each),
+                header=_header(self._gradient_lets, gradients),
+            )
 
         def vjp(
             primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Sequence[int]
-        ) -> list[mx.array]:
+        ) -> list[mx.array | None]:
             some = [
                 c
                 for c, e in zip(cotangents, self.outputs.values(), strict=True)
                 if not e.is_condition
             ]
-            gradients = backward(*primals, *some)
-            if len(kinds) == 1:
-                gradients = (gradients,)
-            return [reduced(g, p, k) for g, p, k in zip(gradients, primals, kinds, strict=True)]
+            which = tuple(sorted(wanted))
+            return scattered(backward(which)(*primals, *some), which, primals, kinds)
 
         return PatternKernel(
             self.name,
             elementwise_pattern(
                 operands,
-                tuple(Output(y, e.metal(), each) for y, e in self.outputs.items()),
-                _lets(self.lets),
+                tuple(Output(y, e.metal(), each) for y, e in self._outputs.items()),
+                _lets(self._lets),
             ),
-            tuple(mx.bool_ if e.is_condition else self.inputs for e in self.outputs.values()),
-            header=_header(self.lets, self.outputs.values()),
-            vjp=vjp if self._numbers else None,
+            tuple(
+                mx.bool_ if e.is_condition else Number(self._names) for e in self.outputs.values()
+            ),
+            header=_header(self._lets, self._outputs.values()),
+            vjp=vjp if self._cotangents else None,
         )
 
 
@@ -196,9 +246,11 @@ def elementwise_pattern(
     return Rowwise(inputs, outputs, lets=lets)
 
 
-def gradient_dtypes(inputs: Sequence[str], kinds: Sequence[str]) -> tuple[DtypeRule, ...]:
-    """The dtype of each gradient; one that is summed over rows stays in float32 until then."""
-    each = each_kind(kinds)
+def gradient_dtypes(
+    inputs: Sequence[str], kinds: Sequence[str], each: str
+) -> tuple[DtypeRule, ...]:
+    """The dtype of each gradient; one that is summed over rows, because its kind is not that of
+    `each` element, stays in float32 until then."""
     return tuple((n,) if k == each else mx.float32 for n, k in zip(inputs, kinds, strict=True))
 
 
@@ -220,12 +272,44 @@ def reduced(gradient: mx.array, primal: mx.array, kind: str) -> mx.array:
     return sum_rows(gradient, primal) if kind == "column" else gradient
 
 
+def scattered(
+    gradients: Any, wanted: Sequence[int], primals: Arrays, kinds: Sequence[str]
+) -> list[mx.array | None]:
+    """A kernel's gradients per element of the `wanted` inputs as one entry per input."""
+    found: list[mx.array | None] = [None] * len(primals)
+    several = (gradients,) if len(wanted) == 1 else gradients
+    for i, gradient in zip(wanted, several, strict=True):
+        found[i] = reduced(gradient, primals[i], kinds[i])
+    return found
+
+
 def _lets(block: Block) -> tuple[Let, ...]:
     return tuple(Let(n, e.metal(), "bool" if e.is_condition else "float") for n, e in block.lets)
 
 
 def _header(block: Block, exprs: Any) -> str:
     return msl.header_for("\n".join([block.metal(), *(e.metal() for e in exprs)]))
+
+
+def unused_name(stem: str, taken: Iterable[str]) -> str:
+    """`stem`, with underscores behind it where it is `taken`."""
+    while stem in taken:
+        stem += "_"
+    return stem
+
+
+def named_outputs(
+    op: str, outputs: str | Mapping[str, str], taken: Sequence[str]
+) -> dict[str, str]:
+    """Names to expressions; a single expression is named y, or the like where y is `taken`."""
+    if isinstance(outputs, str):
+        return {unused_name("y", taken): outputs}
+    if not isinstance(outputs, Mapping) or not outputs:
+        raise ValueError(
+            f"[{op}] 'outputs' must be an expression or names to expressions but got {outputs!r}."
+        )
+    check_names(op, "outputs", outputs)
+    return dict(outputs)
 
 
 def nary_from_expr(
@@ -246,27 +330,35 @@ def nary_from_expr(
             and the cotangents `d<output>` (`dy` for a single expression). Default: derived.
         name: prefix of the kernel's name.
     """
-    named = {"y": outputs} if isinstance(outputs, str) else dict(outputs)
-    for label, names in (("inputs", inputs), ("outputs", named)):
-        for n in names:
-            if not n.isidentifier():
-                raise ValueError(f"[{name}] '{label}' must be identifiers but got {n!r}.")
+    check_identifier("expression", "name", name)
+    inputs = check_names(name, "inputs", inputs)
+    if not inputs:
+        raise ValueError(f"[{name}] 'inputs' must have at least one name but got {inputs}.")
+    named = named_outputs(name, outputs, inputs)
     if set(named) & set(inputs):
         raise ValueError(
             f"[{name}] 'outputs' must not share names with the inputs but got {named}."
         )
-    block = expr.parse_block(lets, tuple(inputs)) if lets else Block()
+    block = expr.parse_block(lets, inputs) if lets else Block()
     known = (*inputs, *(n for n, _ in block.lets))
     parsed = {y: expr.parse(text, known) for y, text in named.items()}
     given = None
     if gradients is not None:
-        if set(gradients) != set(inputs):
+        if not isinstance(gradients, Mapping) or set(gradients) != set(inputs):
             raise ValueError(
                 f"[{name}] 'gradients' must have one entry for each of {', '.join(inputs)} but got "
                 f"{', '.join(gradients)}."
             )
-        allowed = (*known, *(f"d{y}" for y in named))
-        given = (block, tuple(expr.parse(gradients[n], allowed) for n in inputs))
+        cotangents = {"dy"} if isinstance(outputs, str) else {f"d{y}" for y in named}
+        if cotangents & set(known):
+            raise ValueError(
+                f"[{name}] 'outputs' must have names whose cotangents are no other names but got "
+                f"{', '.join(sorted(cotangents & set(known)))}."
+            )
+        allowed = (*known, *sorted(cotangents))
+        given = [expr.parse(gradients[n], allowed) for n in inputs]
+        if isinstance(outputs, str):
+            given = [e.substitute({"dy": expr.name(f"d{next(iter(named))}")}) for e in given]
     return ExpressionFunction(name, inputs, parsed, block, given)
 
 
@@ -287,11 +379,20 @@ def binary_from_expr(
 ) -> ExpressionFunction:
     """A function of two arrays that broadcast, from an expression in `inputs`; `derivatives` are
     those in the first and in the second."""
-    output = "out" if "out" not in inputs else "result"
+    names = check_names(name, "inputs", inputs)
+    if len(names) != 2:
+        raise ValueError(f"[{name}] 'inputs' must be two names but got {list(names)}.")
+    output = unused_name("out", names)
+    while derivatives is not None and f"d{output}" in names:
+        output += "_"
     gradients = None
     if derivatives is not None:
-        gradients = {n: f"d{output} * ({d})" for n, d in zip(inputs, derivatives, strict=True)}
-    return nary_from_expr({output: expression}, inputs, gradients=gradients, name=name)
+        if isinstance(derivatives, str) or len(derivatives) != 2:
+            raise ValueError(
+                f"[{name}] 'derivatives' must be two expressions but got {derivatives!r}."
+            )
+        gradients = {n: f"d{output} * ({d})" for n, d in zip(names, derivatives, strict=True)}
+    return nary_from_expr({output: expression}, names, gradients=gradients, name=name)
 
 
 def differentiable(

@@ -21,13 +21,15 @@ def use_openblas(threads: int | None = None) -> None:
     Raises:
         ImportError: `scipy-openblas32` is not installed, or the native core cannot be built.
         RuntimeError: not Linux, or this MLX does not import its BLAS.
-        ValueError: `threads` is not positive.
+        TypeError, ValueError: `threads` is no int, or not positive.
     """
     if not sys.platform.startswith("linux"):
         raise RuntimeError(
             "[use_openblas] Only MLX on Linux runs on the reference BLAS: nothing is to be routed."
         )
-    if threads is not None and threads < 1:
+    from zmlx.arguments import check_integer
+
+    if threads is not None and check_integer("use_openblas", "threads", threads) < 1:
         raise ValueError(f"[use_openblas] 'threads' must be positive but got {threads}.")
     try:
         import scipy_openblas32  # type: ignore[import-untyped]

@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from . import checks, launch, metal
 from .arguments import Argument, check
+from .requests import Template
 from .targets import cpu
 from .transforms import Reference, Rule
 
@@ -26,7 +27,7 @@ class Plan:
     pairs (input, output) that may share memory on the CPU where nobody else holds the input. A
     body that donates finds the two pointers equal."""
 
-    template: metal.Template
+    template: Template
     geometry: launch.Geometry
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[mx.Dtype, ...]

@@ -30,7 +30,10 @@ class _Unusable(Exception):
 
 def enabled() -> bool:
     """Whether compiled objects outlive the process (`ZMLX_CACHE` is not 0)."""
-    return os.environ.get("ZMLX_CACHE", "1") != "0"
+    chosen = os.environ.get("ZMLX_CACHE") or "1"
+    if chosen not in ("0", "1"):
+        raise ValueError(f"[zmlx] 'ZMLX_CACHE' must be 0 or 1 but got {chosen}.")
+    return chosen == "1"
 
 
 def directory(kind: str) -> Path:
@@ -73,6 +76,21 @@ def write(path: Path, data: bytes) -> None:
     except BaseException:
         os.unlink(name)
         raise
+
+
+def keep(path: Path, data: bytes) -> Path:
+    """Makes an entry; where the disk is full, one in a temporary directory, with a warning."""
+    try:
+        write(path, data)
+    except OSError as error:
+        warnings.warn(
+            f"zmlx cannot keep {path}: {error.strerror}. It is made again in each process.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        path = _temporary() / path.name
+        write(path, data)
+    return path
 
 
 def _wanted() -> Path | None:

@@ -14,7 +14,15 @@ import numpy as np
 from .codegen import Pattern, Rowwise
 from .interpret import constants, expression_value
 
-ENABLED = os.environ.get("ZMLX_CHECK") == "1"
+
+def _enabled() -> bool:
+    chosen = os.environ.get("ZMLX_CHECK") or "0"
+    if chosen not in ("0", "1"):
+        raise ValueError(f"[zmlx] 'ZMLX_CHECK' must be 0 or 1 but got {chosen}.")
+    return chosen == "1"
+
+
+ENABLED = _enabled()
 
 
 def check_values(op: str, pattern: Pattern, inputs: Sequence[mx.array]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from . import expr
-from .autograd import ExpressionFunction, nary_from_expr
+from .autograd import ExpressionFunction, binary_from_expr, nary_from_expr, unused_name
 
 __all__ = ["binary", "expression", "map", "unary"]
 
@@ -25,7 +25,7 @@ def binary(
     text: str, *, inputs: tuple[str, str] = ("x", "y"), name: str = "binary"
 ) -> ExpressionFunction:
     """A function of two arrays that broadcast, from an expression in `inputs`."""
-    return nary_from_expr({"out": text}, inputs, name=name)
+    return binary_from_expr(text, inputs=inputs, name=name)
 
 
 def map(
@@ -56,7 +56,7 @@ def expression(
         inputs: the order of the arguments; default: the names in order of appearance.
         name: prefix of the kernel's name.
     """
-    names = tuple(inputs) if inputs is not None else expr.parse(text).names()
+    names = inputs if inputs is not None else expr.parse(text).names()
     if not names:
         raise ValueError(f"[{name}] 'text' must name at least one input but got {text!r}.")
-    return nary_from_expr({"out" if "out" not in names else "result": text}, names, name=name)
+    return nary_from_expr({unused_name("out", names): text}, names, name=name)

@@ -12,26 +12,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from math import prod
 from threading import Lock
 from typing import Any
 
 import mlx.core as mx
 
 from . import launch
+from .arguments import IDENTIFIER, check_flag, check_names, dtype_name, python_number
+from .expr.parse import METAL_WORDS
+from .requests import Template, Triple, check_launch, shapes_of, template_of, triple
 from .targets import cpu, cuda, metal
 from .transforms import Record, Reference, Rule, custom_function, is_strict
 
-_IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _MATH_MODES = ("safe", "relaxed", "fast")
 _LAUNCHES_KEPT = 256
-
-Triple = tuple[int, int, int]
-Template = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -55,17 +54,21 @@ class KernelSpec:
         def bad(argument: str, must: str, got: Any) -> ValueError:
             return ValueError(f"[kernel] '{argument}' must {must} but got {got!a}.")
 
-        if not _IDENTIFIER.fullmatch(self.name):
+        # MLX puts a word before it, so that it may begin with a digit.
+        if not isinstance(self.name, str) or not IDENTIFIER.fullmatch(f"_{self.name}"):
             raise bad("name", "be an identifier", self.name)
         for argument in ("input_names", "output_names"):
-            for name in getattr(self, argument):
-                if not _IDENTIFIER.fullmatch(name):
-                    raise bad(argument, "be identifiers", name)
-        names = self.input_names + self.output_names
-        if len(set(names)) != len(names):
+            for name in check_names("kernel", argument, getattr(self, argument)):
+                if name in METAL_WORDS:
+                    raise bad(argument, "not be words of Metal", name)
+        if set(self.input_names) & set(self.output_names):
+            names = self.input_names + self.output_names
             raise bad("output_names", "not repeat a name", list(names))
         if not self.output_names:
             raise bad("output_names", "name at least one output", [])
+        for argument, text in (("source", self.body), ("header", self.header)):
+            if not isinstance(text, str):
+                raise bad(argument, "be a str", text)
         if not self.body.strip():
             raise bad("source", "not be empty", self.body)
         if self.math_mode not in _MATH_MODES:
@@ -95,23 +98,12 @@ class KernelSpec:
         if target not in ("metal", "cuda", "cpu"):
             raise ValueError(f"[source] 'target' must be metal, cuda or cpu but got {target!r}.")
         arrays = inputs or tuple(mx.zeros((1024,)) for _ in self.input_names)
+        grid = triple(self.name, "grid", grid)
+        threadgroup = triple(self.name, "threadgroup", threadgroup)
         dtypes = tuple(output_dtypes or [mx.float32] * len(self.output_names))
         shapes = ((1024,),) * len(self.output_names)
-        return cpu.text(
-            self, target, arrays, _template(template), grid, threadgroup, shapes, dtypes
-        )
-
-
-def _template(template: Any) -> Template:
-    items = template.items() if isinstance(template, dict) else template
-    checked = []
-    for name, value in items:
-        if not isinstance(value, (bool, int, mx.Dtype)):
-            raise TypeError(
-                f"[kernel] 'template' must hold dtypes, ints and bools but got {name}={value!r}."
-            )
-        checked.append((name, value))
-    return tuple(checked)
+        values = template_of(self.name, template)
+        return cpu.text(self, target, arrays, values, grid, threadgroup, shapes, dtypes)
 
 
 @lru_cache(maxsize=1024)
@@ -127,8 +119,8 @@ def _scalar(kind: str, text: str) -> mx.array:
 _numbers: dict[float, mx.array] = {}
 
 
-def scalar(value: float | mx.array) -> mx.array:
-    """A 0-d array of a Python number: bool, int32 (int64 beyond), or float32.
+def scalar(value: Any) -> mx.array:
+    """A 0-d array of a number of Python or NumPy: bool, int32 (int64 beyond), or float32.
 
     It is cached, since a new array costs more than the launch. Zeros and NaN go by their text,
     because as keys 0.0 equals -0.0 and False, and NaN nothing.
@@ -142,15 +134,10 @@ def scalar(value: float | mx.array) -> mx.array:
                 _numbers.clear()
             found = _numbers[value] = mx.array(value, dtype=mx.float32)
         return found
-    return _scalar(type(value).__name__, repr(value))
-
-
-def _triple(argument: str, value: Any) -> Triple:
-    triple = (value,) if isinstance(value, int) else tuple(value)
-    triple = triple + (1,) * (3 - len(triple))
-    if len(triple) != 3 or not all(isinstance(n, int) and n >= 0 for n in triple):
-        raise ValueError(f"[kernel] '{argument}' must be up to three sizes ≥ 0 but got {value!r}.")
-    return triple
+    number = python_number(value)
+    if number is None or (isinstance(number, int) and not -(2**63) <= number < 2**63):
+        raise ValueError(f"[zmlx] 'value' must be a number of 64 bits but got {value!r}.")
+    return _scalar(type(number).__name__, repr(number))
 
 
 class MetalKernel:
@@ -168,6 +155,10 @@ class MetalKernel:
     def __repr__(self) -> str:
         inputs, outputs = ", ".join(self.spec.input_names), ", ".join(self.spec.output_names)
         return f"MetalKernel({self.spec.full_name}: {inputs} -> {outputs})"
+
+    def __deepcopy__(self, memo: Any) -> MetalKernel:
+        """Itself, since nothing of a kernel changes: a model that holds one can be copied."""
+        return self
 
     @property
     def statistics(self) -> dict[str, int]:
@@ -204,7 +195,7 @@ class MetalKernel:
                 f"({', '.join(spec.input_names)}) but got {len(inputs)}."
             )
         for name, x in zip(spec.input_names, inputs, strict=True):
-            if not isinstance(x, (mx.array, bool, int, float)):
+            if not isinstance(x, mx.array) and python_number(x) is None:
                 raise TypeError(
                     f"[{spec.name}] '{name}' must be an array or a number but got "
                     f"{type(x).__name__}."
@@ -222,25 +213,29 @@ class MetalKernel:
             ("output_shapes", output_shapes),
             ("output_dtypes", output_dtypes),
         ):
+            if not isinstance(values, Sequence) or isinstance(values, str):
+                raise TypeError(
+                    f"[{spec.name}] '{argument}' must be a sequence with one entry per output but "
+                    f"got {values!r}."
+                )
             if len(values) != len(spec.output_names):
                 raise ValueError(
                     f"[{spec.name}] '{argument}' must have {len(spec.output_names)} entries but "
                     f"got {len(values)}."
                 )
-        shapes = tuple(tuple(s) for s in output_shapes)
+        shapes = shapes_of(spec.name, output_shapes)
         if grid is None:
-            size = 1
-            for n in shapes[0]:
-                size *= n
-            grid = (size, 1, 1)
-        grid3 = _triple("grid", grid)
-        group3 = _triple("threadgroup", (256, 1, 1) if threadgroup is None else threadgroup)
+            grid = prod(shapes[0])
+        grid3 = triple(spec.name, "grid", grid)
+        group3 = triple(
+            spec.name, "threadgroup", (256, 1, 1) if threadgroup is None else threadgroup
+        )
         if not 1 <= group3[0] * group3[1] * group3[2] <= 1024:
             raise ValueError(
                 f"[{spec.name}] 'threadgroup' must have 1 to 1024 threads but got {group3}."
             )
         configuration = (
-            _template(template),
+            template_of(spec.name, template),
             grid3,
             group3,
             shapes,
@@ -254,14 +249,49 @@ class MetalKernel:
     def _launch(self, arrays: tuple[mx.array, ...], configuration: tuple[Any, ...]) -> Any:
         self._count += 1
         settings = launch.settings()
+        shapes, dtypes = configuration[3:5]
+        reference = None
+        if self.reference is not None:
+            reference = partial(_outputs, self.spec, self.reference, shapes, dtypes)
+            dynamic = cpu.maybe_tracing(arrays) == cpu.DYNAMIC
+            if dynamic or settings.target == "reference":
+                shapes = None if dynamic else shapes
+                outputs = _outputs(self.spec, self.reference, shapes, dtypes, *arrays)
+                return outputs[0] if len(outputs) == 1 else outputs
         key = (settings.target, tuple((x.shape, x.dtype) for x in arrays), configuration)
         prepared = self._launches.get(key)
         if prepared is None:
+            check_launch(self.spec, arrays, *configuration)
             prepared = prepare(self.spec, settings.target, arrays, *configuration)
             self._launches[key] = prepared
             while len(self._launches) > _LAUNCHES_KEPT:
                 self._launches.popitem(last=False)
-        return call(self.spec.name, settings.target, prepared, arrays, self.reference, self.vjp)
+        return call(self.spec.name, settings.target, prepared, arrays, reference, self.vjp)
+
+
+def _outputs(
+    spec: KernelSpec,
+    reference: Callable[..., Any],
+    shapes: tuple[tuple[int, ...], ...] | None,
+    dtypes: tuple[mx.Dtype, ...],
+    *arrays: mx.array,
+) -> tuple[mx.array, ...]:
+    """What `reference` gives on `arrays`, or an error where the kernel's outputs are others; the
+    shapes are None where they are not known yet."""
+    given = reference(*arrays)
+    outputs = (given,) if isinstance(given, mx.array) else tuple(given)
+    if len(outputs) != len(dtypes):
+        raise ValueError(
+            f"[{spec.name}] the reference must return {len(dtypes)} outputs but got {len(outputs)}."
+        )
+    wanted = shapes or [y.shape for y in outputs]
+    for name, y, shape, dtype in zip(spec.output_names, outputs, wanted, dtypes, strict=True):
+        if y.dtype != dtype or tuple(y.shape) != tuple(shape):
+            raise ValueError(
+                f"[{spec.name}] the reference must return {dtype_name(dtype)} {tuple(shape)} for "
+                f"'{name}' but got {dtype_name(y.dtype)} {tuple(y.shape)}."
+            )
+    return outputs
 
 
 def prepare(
@@ -361,12 +391,24 @@ def kernel(
         vjp: `vjp(primals, cotangents, outputs, wanted)`, see `zmlx.transforms`. A kernel with its
             own vjp or reference is not shared.
         reference: the same function in plain MLX, which `vmap`, `jvp` and second-order gradients
-            use; it returns a tuple of outputs.
+            use, a shapeless compile, and the target "reference"; it returns the output, or a tuple
+            of several.
     """
+    for argument, function in (("vjp", vjp), ("reference", reference)):
+        if function is not None and not callable(function):
+            raise TypeError(
+                f"[kernel] '{argument}' must be a function but got {type(function).__name__}."
+            )
     spec = KernelSpec(
-        name, tuple(input_names), tuple(output_names), source, header,
-        bool(ensure_row_contiguous), bool(atomic_outputs), math_mode,
-    )  # fmt: skip
+        name,
+        check_names("kernel", "input_names", input_names),
+        check_names("kernel", "output_names", output_names),
+        source,
+        header,
+        check_flag("kernel", "ensure_row_contiguous", ensure_row_contiguous),
+        check_flag("kernel", "atomic_outputs", atomic_outputs),
+        math_mode,
+    )
     if vjp is not None or reference is not None:
         return MetalKernel(spec, vjp, reference)
     with _lock:

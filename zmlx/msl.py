@@ -21,6 +21,11 @@ HEADER = """\
 #define ZMLX_FAIL(argument, value)
 #endif
 
+// exp(x) of an x that is at most 88, infinite or NaN; the CPU target defines a faster one.
+#ifndef ZMLX_EXP_BOUNDED
+#define ZMLX_EXP_BOUNDED(x) exp(x)
+#endif
+
 // x * x; at most 0.5 ulp.
 inline float zmlx_square(float x) {
     return x * x;

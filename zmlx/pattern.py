@@ -7,7 +7,7 @@ signature (shapes and dtypes), so that a repeated call costs about a microsecond
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -15,11 +15,17 @@ from typing import Any
 import mlx.core as mx
 
 from . import checks, launch, metal
-from .arguments import Argument, check
+from .arguments import Argument, check, python_number
 from .codegen import Columnwise, Elementwise, Fold, Scan
 from .interpret import Pattern, evaluate
 from .targets import cpu
 from .transforms import Reference, Rule
+
+
+class Number(tuple[str, ...]):
+    """Names of inputs: the dtype of a number that is computed from them is their promotion, or
+    float32 where all of them are bool."""
+
 
 #: The dtype of an output: a dtype, or the names of the inputs whose promotion it is.
 DtypeRule = mx.Dtype | tuple[str, ...]
@@ -33,6 +39,10 @@ def _constant(value: int, dtype: mx.Dtype) -> mx.array:
     return mx.array(value, dtype=dtype)
 
 
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, mx.array) and python_number(value) is not None
+
+
 class PatternKernel:
     """A pattern with a name, dtypes, checks and a vjp.
 
@@ -41,7 +51,8 @@ class PatternKernel:
         pattern: from `zmlx.codegen`.
         dtypes: a rule per output array.
         header: functions that the expressions name.
-        arguments: declared arguments, checked by name when a new signature is first seen.
+        arguments: declared arguments, checked by name when a new signature is first seen; a
+            mapping from the names of the pattern where those are not the arguments' own.
         vjp: the rule of `zmlx.transforms`; None derives it from the pattern in plain MLX.
         training: a kernel of the same inputs whose first outputs are this one's and whose further
             outputs its vjp wants (row statistics); it runs instead of this one under a transform.
@@ -60,7 +71,7 @@ class PatternKernel:
         dtypes: Sequence[DtypeRule],
         *,
         header: str = "",
-        arguments: Sequence[Argument] = (),
+        arguments: Sequence[Argument] | Mapping[str, Argument] = (),
         vjp: Rule | None = None,
         training: PatternKernel | None = None,
         long: PatternKernel | None = None,
@@ -71,7 +82,9 @@ class PatternKernel:
         self.name = name.partition("/")[0]
         self.pattern = pattern
         self.dtypes = tuple(dtypes)
-        self.arguments = {a.name: a for a in arguments}
+        self.arguments = (
+            dict(arguments) if isinstance(arguments, Mapping) else {a.name: a for a in arguments}
+        )
         self.vjp = vjp
         self.training = training
         self.long = long
@@ -93,6 +106,10 @@ class PatternKernel:
     def __repr__(self) -> str:
         return f"PatternKernel({self.spec.full_name})"
 
+    def __deepcopy__(self, memo: Any) -> PatternKernel:
+        """Itself, since nothing of a kernel changes: a model that holds one can be copied."""
+        return self
+
     def __call__(self, *inputs: Any) -> Any:
         """Launches on arrays (or numbers, for scalars): an array, or a tuple of several outputs."""
         if checks.ENABLED and all(isinstance(x, mx.array) for x in inputs):
@@ -112,8 +129,8 @@ class PatternKernel:
     def _call(
         self, settings: launch.Settings, launches: dict[bytes, Any], inputs: tuple[mx.array, ...]
     ) -> Any:
-        if any(isinstance(x, (int, float)) for x in inputs):
-            return self(*[metal.scalar(x) if isinstance(x, (int, float)) else x for x in inputs])
+        if any(_is_number(x) for x in inputs) and len(inputs) == len(self._inputs):
+            return self(*map(self._array, self._inputs, inputs))
         self._check(inputs)
         if self._has_0d_elements(inputs):
             return self._lifted(inputs)
@@ -131,6 +148,15 @@ class PatternKernel:
         if prepared is None:
             prepared = launches[key] = self._prepare(settings, inputs)
         return metal.call(self.name, settings.target, prepared, inputs, self.evaluate, self.vjp)
+
+    def _array(self, name: str, value: Any) -> Any:
+        """A number as the argument `name`, a float where that is one; else `value`."""
+        if not _is_number(value):
+            return value
+        number = python_number(value)
+        argument = self.arguments.get(name)
+        floating = argument is not None and mx.float32 in argument.dtypes
+        return metal.scalar(float(number) if floating else number)  # type: ignore[arg-type]
 
     def _has_0d_elements(self, inputs: tuple[mx.array, ...]) -> bool:
         by_name = dict(zip(self._inputs, inputs, strict=True))
@@ -188,6 +214,8 @@ class PatternKernel:
                 dtype = by_name[rule[0]].dtype
                 for name in rule[1:]:
                     dtype = mx.result_type(dtype, by_name[name].dtype)
+                if isinstance(rule, Number) and dtype == mx.bool_:
+                    dtype = mx.float32
                 dtypes.append(dtype)
             else:
                 dtypes.append(rule)

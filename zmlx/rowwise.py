@@ -6,7 +6,9 @@
     >>> softmax = zmlx.rowwise.map_reduce(
     ...     {"m": ("max", "x"), "s": ("sum", "exp(x - m)")}, "exp(x - m) / s")
 
-Any number of inputs, reductions and outputs, in one launch. The gradient is MLX's, of the same
+Any number of inputs, reductions and outputs, in one launch. Inputs are float32, float16, bfloat16
+or bool; arithmetic is in float32; a number has the promoted dtype of the inputs, scalars aside
+(float32 where all are bool), a condition is bool. The gradient is MLX's, of the same
 expressions in plain MLX; a kernel with its own backward is a few lines in `zmlx.kernels`.
 """
 
@@ -17,10 +19,16 @@ from collections.abc import Mapping, Sequence
 import mlx.core as mx
 
 from . import expr, msl
-from .codegen import REDUCTIONS, Let, Operand, Output, Pass, Reduce, Rowwise
-from .pattern import PatternKernel
+from .arguments import BOOLEAN, FLOATING, Argument, check_identifier, check_names
+from .autograd import named_outputs
+from .codegen import REDUCTIONS, Let, Operand, Output, Pass, Reduce, Rowwise, free_names
+from .pattern import Number, PatternKernel
 
-KINDS = ("row", "column", "per_row", "scalar")
+_SHAPES = {"row": "(*, D)", "column": "(D,)", "per_row": "(*)", "scalar": "()"}
+KINDS = tuple(_SHAPES)
+
+#: What an expression may name besides: the row length, and the index in the row.
+_OWN = ("D", "j")
 
 
 def reduce(
@@ -56,7 +64,8 @@ def map_reduce(
 
     Args:
         reductions: a name to (op, expression); an expression may name the reductions before it,
-            which costs another walk over the row.
+            which costs another walk over the row. Expressions may also name D, the row length, and
+            j, the index in the row.
         outputs: an expression, or names to expressions. One that names an element has the shape
             (*, D), one that names only reductions the shape (*).
         inputs: names, all of shape (*, D), or names to kinds: "row" (*, D), "column" (D,),
@@ -65,7 +74,9 @@ def map_reduce(
         keep: inputs or lets to hold in registers between walks (rows of up to 32768 elements).
         name: prefix of the kernel's name.
     """
-    kinds = dict(inputs) if isinstance(inputs, Mapping) else dict.fromkeys(inputs, "row")
+    check_identifier("rowwise", "name", name)
+    names = check_names(name, "inputs", inputs)
+    kinds = dict(inputs) if isinstance(inputs, Mapping) else dict.fromkeys(names, "row")
     for n, kind in kinds.items():
         if kind not in KINDS:
             raise ValueError(
@@ -73,25 +84,37 @@ def map_reduce(
             )
     if "row" not in kinds.values():
         raise ValueError(f"[{name}] 'inputs' must have an input of kind row but got {kinds}.")
-    for n, (op, _) in reductions.items():
-        if op not in REDUCTIONS:
-            raise ValueError(
-                f"[{name}] 'reductions' must use {', '.join(REDUCTIONS)} but got {n}={op!r}."
-            )
-    named = {"y": outputs} if isinstance(outputs, str) else dict(outputs)
-    block = _parse_lets(lets, {*kinds, *reductions, "D", "j"})
-    known = {*kinds, *reductions, *block, "D", "j"}
-    reduced = {n: expr.parse(text, tuple(known)) for n, (_, text) in reductions.items()}
-    results = {n: expr.parse(text, tuple(known)) for n, text in named.items()}
-    for n in keep:
+    _check_reductions(name, reductions, kinds)
+    named = named_outputs(name, outputs, ())
+    block = _parse_lets(lets, (*kinds, *reductions, *_OWN))
+    known = (*kinds, *reductions, *block, *_OWN)
+    reduced = {n: expr.parse(text, known) for n, (_, text) in reductions.items()}
+    results = {n: expr.parse(text, known) for n, text in named.items()}
+    _check_order(name, reduced, block)
+    for n in check_names(name, "keep", keep):
         if n not in block and kinds.get(n) not in ("row", "column"):
             raise ValueError(f"[{name}] 'keep' must name elements but got {n!r}.")
+
+    written = free_names(dict.fromkeys([*kinds, *reductions, *block, *named]))
+    values = {n: expr.name(w) for n, w in written.items() if n != w}
+
+    def body(e: expr.Expr) -> expr.Expr:
+        return e.substitute(values) if values else e
+
+    arguments = {
+        written[n]: Argument(n, _SHAPES[kind], FLOATING + BOOLEAN) for n, kind in kinds.items()
+    }
+    kinds = {written[n]: kind for n, kind in kinds.items()}
+    ops = {written[n]: op for n, (op, _) in reductions.items()}
+    reduced = {written[n]: body(e) for n, e in reduced.items()}
+    block = {written[n]: body(e) for n, e in block.items()}
+    results = {written[n]: body(e) for n, e in results.items()}
 
     of_element = {n for n, kind in kinds.items() if kind in ("row", "column")} | {"j"}
     for n, e in block.items():
         if of_element & set(e.names()):
             of_element.add(n)
-    passes = _passes(reductions, reduced, block, of_element)
+    passes = _passes(ops, reduced, block, of_element)
     element_lets = tuple(_let(n, e) for n, e in block.items() if n in of_element)
     every = [*reduced.values(), *results.values(), *block.values()]
     return PatternKernel(
@@ -104,18 +127,64 @@ def map_reduce(
             ),
             passes,
             element_lets,
-            tuple(keep),
+            tuple(written[n] for n in keep),
         ),
         tuple(
-            mx.bool_ if e.is_condition else tuple(n for n, k in kinds.items() if k != "scalar")
+            mx.bool_ if e.is_condition else Number(n for n, k in kinds.items() if k != "scalar")
             for e in results.values()
         ),
+        arguments=arguments,
         header=msl.header_for("\n".join(e.metal() for e in every)),
     )
 
 
-def _parse_lets(text: str, known: set[str]) -> dict[str, expr.Expr]:
-    return dict(expr.parse_block(text, tuple(known)).lets) if text else {}
+def _parse_lets(text: str, known: tuple[str, ...]) -> dict[str, expr.Expr]:
+    return dict(expr.parse_block(text, known).lets) if text else {}
+
+
+def _check_reductions(
+    op: str, reductions: Mapping[str, tuple[str, str]], kinds: Mapping[str, str]
+) -> None:
+    """Raises unless `reductions` are new names to pairs of a known op and an expression."""
+    if not isinstance(reductions, Mapping):
+        raise TypeError(
+            f"[{op}] 'reductions' must be names to (op, expression) but got {reductions!r}."
+        )
+    for n in check_names(op, "reductions", reductions):
+        if n in kinds or n in _OWN:
+            raise ValueError(f"[{op}] 'reductions' must have names of their own but got {n!r}.")
+        pair = reductions[n]
+        if isinstance(pair, str) or len(pair) != 2:
+            raise ValueError(
+                f"[{op}] 'reductions' must be pairs of op and expression but got {n}={pair!r}."
+            )
+        if pair[0] not in REDUCTIONS:
+            raise ValueError(
+                f"[{op}] 'reductions' must use {', '.join(REDUCTIONS)} but got {n}={pair[0]!r}."
+            )
+    for n in kinds:
+        if n in _OWN:
+            raise ValueError(
+                f"[{op}] 'inputs' must not be D (the row length) or j (the index in the row) but "
+                f"got {n!r}."
+            )
+
+
+def _check_order(op: str, reduced: Mapping[str, expr.Expr], lets: Mapping[str, expr.Expr]) -> None:
+    """Raises if a reduction needs itself or one behind it, directly or through a let."""
+    order = list(reduced)
+    for i, (n, e) in enumerate(reduced.items()):
+        work, seen = list(e.names()), set()
+        while work:
+            needed = work.pop()
+            if needed in order[i:]:
+                raise ValueError(
+                    f"[{op}] 'reductions' must need only those before them but got {n!r}, which "
+                    f"needs {needed!r}."
+                )
+            if needed in lets and needed not in seen:
+                seen.add(needed)
+                work.extend(lets[needed].names())
 
 
 def _let(name: str, e: expr.Expr) -> Let:
@@ -123,7 +192,7 @@ def _let(name: str, e: expr.Expr) -> Let:
 
 
 def _passes(
-    reductions: Mapping[str, tuple[str, str]],
+    ops: Mapping[str, str],
     reduced: Mapping[str, expr.Expr],
     lets: Mapping[str, expr.Expr],
     of_element: set[str],
@@ -148,9 +217,7 @@ def _passes(
     rows = [(n, e) for n, e in lets.items() if n not in of_element]
     return tuple(
         Pass(
-            tuple(
-                Reduce(n, reductions[n][0], e.metal()) for n, e in reduced.items() if level[n] == i
-            ),
+            tuple(Reduce(n, ops[n], e.metal()) for n, e in reduced.items() if level[n] == i),
             tuple(_let(n, e) for n, e in rows if max(depth(e), 1) == i),
         )
         for i in range(1, count + 1)

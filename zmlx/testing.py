@@ -2,6 +2,10 @@
 
     >>> zmlx.testing.assert_matches(out, reference64, rounding=4)
 
+`assert_matches` takes any result and reference. `check_forward` and `check_gradient` take an entry
+of `zmlx.registry`, which need not be registered: it says how a kernel of yours is called, what it
+is in plain arithmetic, and for which shapes it is to be tried.
+
 The oracle of an op is its reference run in NumPy's float64, and the gradient of that (MLX's own
 float64 `exp`, `erf` and `sin` are accurate to float32 only). The rule is
 
@@ -22,14 +26,22 @@ import numpy as np
 from .arguments import Argument, dtype_name
 from .registry import Case, Op
 
-EPS = {mx.float32: 2.0**-23, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
+EPS = {mx.float32: 2.0**-23, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7, mx.float64: 2.0**-52}
 
 
 def to_numpy(x: mx.array) -> np.ndarray[Any, Any]:
     """A NumPy copy; floating arrays become float64."""
-    if mx.issubdtype(x.dtype, mx.floating):
-        return np.array(x.astype(mx.float32), dtype=np.float64)
-    return np.array(x)
+    if x.dtype in (mx.float16, mx.bfloat16):
+        x = x.astype(mx.float32)
+    return np.array(x, dtype=np.float64 if mx.issubdtype(x.dtype, mx.floating) else None)
+
+
+def _real(name: str, value: Any) -> np.ndarray[Any, Any]:
+    """An array of MLX, NumPy or numbers as NumPy's; float64 unless it is of integers."""
+    array = to_numpy(value) if isinstance(value, mx.array) else np.asarray(value)
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"[assert_matches] '{name}' must be real but got {array.dtype}.")
+    return array.astype(np.float64) if array.dtype.kind == "f" else array
 
 
 def assert_matches(
@@ -41,8 +53,22 @@ def assert_matches(
     name: str = "result",
 ) -> None:
     """Raises with the worst elements where `out` breaks the rule of this module, or where NaN and
-    infinities differ; without `base`, its term is 0."""
-    got, want = to_numpy(out), np.asarray(reference, dtype=np.float64)
+    infinities differ; without `base`, its term is 0. `reference` and `base` are arrays of MLX or
+    NumPy, or numbers; integers must be equal to a reference of integers."""
+    if not isinstance(out, mx.array):
+        raise TypeError(f"[assert_matches] 'out' must be an mx.array but got {type(out).__name__}.")
+    got, want = _real("out", out), _real("reference", reference)
+    if got.dtype.kind in "iu" and want.dtype.kind in "iu" and got.shape == want.shape:
+        # Above 2^53 float64 would take neighbours for equal.
+        differs = got != want
+        if differs.any():
+            at = tuple(int(n) for n in np.argwhere(differs)[0])
+            raise AssertionError(
+                f"{name} ({dtype_name(out.dtype)}): {int(differs.sum())} of {differs.size} elements"
+                f" differ, first {at}: {got[at]} expected {want[at]}"
+            )
+        return
+    got, want = got.astype(np.float64), want.astype(np.float64)
     if got.shape != want.shape:
         raise AssertionError(f"{name} has shape {got.shape}, expected {want.shape}")
     if got.size == 0:
@@ -55,7 +81,7 @@ def assert_matches(
     bound = rounding * EPS.get(out.dtype, 0.0) * min(limit, top)
     with np.errstate(invalid="ignore"):
         if base is not None:
-            off = np.abs(np.asarray(base, dtype=np.float64) - want)[finite]
+            off = np.abs(_real("base", base) - want)[finite]
             bound += 2.0 * float(np.max(off[np.isfinite(off)], initial=0.0))
         error = np.where(finite, np.abs(got - want), 0.0)
     error = np.where(finite & np.isnan(got), np.inf, error)

@@ -7,8 +7,8 @@ MLX's CustomKernel, which knows no transform, so that a rule is attached with `m
 
 A rule takes (primals, cotangents, outputs, wanted): the kernel's inputs, one cotangent per output,
 the outputs, and the indices of the inputs whose gradient is asked for. It returns one entry per
-input: an array of that input's shape and dtype, or None for an input that was not asked for or has
-no gradient.
+input, or the bare entry of a single one: an array of that input's shape and dtype, or None for an
+input that was not asked for or has no gradient.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .arguments import dtype_name
 
 Arrays = tuple[mx.array, ...]
 Reference = Callable[..., Arrays]
-Rule = Callable[[Arrays, Arrays, Arrays, Sequence[int]], Sequence[mx.array | None]]
+Rule = Callable[[Arrays, Arrays, Arrays, Sequence[int]], mx.array | Sequence[mx.array | None]]
 
 _strict: ContextVar[bool] = ContextVar("zmlx_strict", default=False)
 
@@ -45,10 +45,20 @@ def is_strict() -> bool:
 
 
 def complete(
-    name: str, gradients: Sequence[mx.array | None], primals: Arrays, wanted: Sequence[int]
+    name: str,
+    gradients: mx.array | Sequence[mx.array | None],
+    primals: Arrays,
+    wanted: Sequence[int],
 ) -> list[mx.array]:
     """One gradient per wanted input: checked, because MLX checks neither count nor shape nor dtype
-    of what a rule returns, and zeros for None."""
+    of what a rule returns, and zeros for None. A rule of one input may return the bare array."""
+    if isinstance(gradients, mx.array):
+        gradients = (gradients,)
+    if not isinstance(gradients, (tuple, list)):
+        raise TypeError(
+            f"[{name}] the vjp rule must return a tuple of gradients but got "
+            f"{type(gradients).__name__}."
+        )
     if len(gradients) != len(primals):
         raise ValueError(
             f"[{name}] the vjp rule must return {len(primals)} gradients but got {len(gradients)}."

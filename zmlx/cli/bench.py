@@ -128,6 +128,8 @@ def _measure(arguments: argparse.Namespace) -> int:
     from zmlx.bench.run import run as run_tasks
 
     names = [n for n in arguments.names if n not in PARTS]
+    if arguments.compare and not arguments.compare.is_file():
+        raise ValueError(f"[bench] '--compare' must name a file but got '{arguments.compare}'.")
     old = Result.read(arguments.compare) if arguments.compare else None
     if arguments.plot and arguments.plot.suffix != ".svg":
         raise ValueError(f"[bench] '--plot' must name an .svg file but got '{arguments.plot}'.")

@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 import time
+from difflib import get_close_matches
 from typing import Any
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -24,11 +25,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the checks; returns 0 if all pass, 1 if one fails, 2 if it cannot start."""
     from zmlx import launch, registry
+    from zmlx.cli.doctor import target_state
 
     names = set(arguments.ops)
     known = {name for op in registry.ops() for name in (op.name, op.family)}
     if names - known:
-        print(f"[check] no op or family is called {min(names - known)!r}.", file=sys.stderr)
+        unknown = min(names - known)
+        near = get_close_matches(unknown, sorted(known))
+        hint = f"; did you mean {', '.join(near)}?" if near else "."
+        print(f"[check] no op or family is called {unknown!r}{hint}", file=sys.stderr)
         return 2
     try:
         import autograd.scipy.special  # noqa: F401  (the oracle's float64 functions and gradients)
@@ -37,7 +42,11 @@ def run(arguments: argparse.Namespace) -> int:
         print("Remedy: pip install 'autograd[scipy]'", file=sys.stderr)
         return 2
     ops = [op for op in registry.ops() if not names or {op.name, op.family} & names]
-    target = launch.settings().target
+    target = launch.settings().target or "reference"
+    state = target_state(target)
+    if not state.runs:
+        print(f"[check] the target {target} does not run here: {state.reason}", file=sys.stderr)
+        return 2
     if not arguments.json:
         print(f"target {target}, {len(ops)} ops in {', '.join(DTYPES)}, against float64")
     missing = _missing()

@@ -59,9 +59,12 @@ def diagnose() -> Diagnosis:
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        targets = {name: _target_state(name) for name in launch.TARGETS}
+        targets = {name: target_state(name) for name in launch.TARGETS}
         cache = _cache()
     problems = [str(warning.message) for warning in caught]
+    target = launch.settings().target or "cpu"
+    if not targets[target].runs:
+        problems.append(f"{target}, the target in force, does not run: {targets[target].reason}")
     if conflict := backend.conflict():
         problems.append(conflict)
     gflops, blas_problem = _sgemm()
@@ -72,7 +75,7 @@ def diagnose() -> Diagnosis:
     return Diagnosis(
         versions=versions(),
         platform=f"{platform.system()} {platform.machine()}",
-        target=launch.settings().target or "cpu",
+        target=target,
         targets=targets,
         compiler=_compiler(),
         threads=_threads(targets["cpu"].runs),
@@ -98,7 +101,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def _target_state(name: str) -> TargetState:
+def target_state(name: str) -> TargetState:
     """Runs a kernel on the target, since only execution shows that it works."""
     import mlx.core as mx
 
@@ -146,7 +149,7 @@ def _sgemm(size: int = 1024) -> tuple[dict[str, float], str | None]:
         return gflops, None
     try:
         use_openblas()
-    except (ImportError, RuntimeError) as error:
+    except (ImportError, RuntimeError, ValueError) as error:
         return gflops, f"matrix products are slow on MLX's own BLAS: {error}"
     gflops["OpenBLAS"] = _gflops(size)
     return gflops, None

@@ -18,6 +18,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the catalogue and returns the exit status."""
     from zmlx import registry
 
+    if arguments.page and (arguments.family is not None or arguments.json):
+        print("[list] '--page' must be given alone: it is of all families.", file=sys.stderr)
+        return 2
     if arguments.page:
         from .page import page
 

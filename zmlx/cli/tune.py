@@ -1,5 +1,7 @@
-"""Measure on this machine where zmlx's kernels are faster than MLX's ops, for layers to choose: the
-ops alone, and with the gradients of all their arrays, as in training."""
+"""Measure on this machine where zmlx's kernels are faster than MLX's ops, for layers to choose.
+
+The ops are measured alone, and with the gradients of all their arrays, as in training.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from .named import (
 )
 from .packed import Packed, PackedInto, PackedSum
 from .parts import Check, Climb, Let, Operand, Output, Pass, Reduce
-from .pattern import Pattern
+from .pattern import Pattern, free_names, taken_names
 from .random import BLOCK_HEADER
 from .reductions import REDUCTIONS, ROW_HEADER, Reduction
 from .rowwise import Rowwise
@@ -67,8 +67,10 @@ __all__ = [
     "Scan",
     "elementwise_binary",
     "elementwise_unary",
+    "free_names",
     "identifiers",
     "rowwise_map_reduce",
     "rowwise_parallel_reduction",
     "rowwise_reduction",
+    "taken_names",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from .parts import Operand, Output
 from .text import array, unique
@@ -28,6 +29,25 @@ SUFFIXES = (
 )  # fmt: skip
 
 
+def taken_names(names: Iterable[str]) -> frozenset[str]:
+    """Names that the body of a pattern of `names` uses itself."""
+    return RESERVED | {name + suffix for name in names for suffix in SUFFIXES}
+
+
+def free_names(names: Iterable[str]) -> dict[str, str]:
+    """Each of `names` as a pattern can take it: itself, or with underscores behind it where a body
+    uses it itself."""
+    names = tuple(names)
+    taken = taken_names(names)
+    free: dict[str, str] = {}
+    for name in names:
+        text = name
+        while text in taken or (text != name and text in (*names, *free.values())):
+            text += "_"
+        free[name] = text
+    return free
+
+
 class Pattern:
     """Inputs, outputs, and the body of a kernel that maps one to the other.
 
@@ -40,7 +60,7 @@ class Pattern:
 
     def __post_init__(self) -> None:
         names = self.names()
-        taken = RESERVED | {name + suffix for name in names for suffix in SUFFIXES}
+        taken = taken_names(names)
         for name in names:
             if not _IDENTIFIER.fullmatch(name):
                 raise ValueError(f"[codegen] 'name' must be an identifier but got {name!a}.")

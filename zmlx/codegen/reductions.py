@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .. import msl
 from .parts import Reduce
 from .text import Body
 
@@ -55,7 +56,7 @@ def update_part(body: Body, r: Reduce, part: str) -> None:
     body.depth += 1
     body.add(f"const float v_ = {r.expr};")
     body.add(f"const float d_ = v_ == {peak} ? 0.0f : v_ - {peak};")
-    body.add("const float e_ = exp(-fabs(d_));")
+    body.add("const float e_ = ZMLX_EXP_BOUNDED(-fabs(d_));")
     body.add(f"{a} = d_ > 0.0f ? {a} * e_ + 1.0f : {a} + e_;")
     body.add(f"{peak} = max({peak}, v_);")
     body.close()
@@ -93,7 +94,9 @@ def _fold(body: Body, name: str, op: str, type_: str, parts: str) -> None:
 
 
 #: Header of every kernel that reduces over a row.
-ROW_HEADER = """\
+ROW_HEADER = (
+    msl.header_for("ZMLX_EXP_BOUNDED")
+    + """
 // ZMLX_PREFETCH_FAR asks for what is wanted later; the CPU target defines it.
 #ifndef ZMLX_PREFETCH_FAR
 #define ZMLX_PREFETCH_FAR(pointer)
@@ -141,3 +144,4 @@ T zmlx_row_reduce(T value, threadgroup T* scratch, uint lane) {
     return value;
 }
 """
+)

@@ -45,9 +45,10 @@ class Function:
 _F = Function
 
 # Parts of derivatives. gelu_tanh is x sigmoid(u); with p = exp(-|u|) and q = 1 / (1 + p) the value
-# of sigmoid(u) is q or p q, its derivative p q². mish is x n / (n + 2), n = e (e + 2), e = exp(x).
+# of sigmoid(u) is q or p q, its derivative p q²; |u| is written with arms, since abs has the
+# derivative 0 at 0, and these none of its kinks. mish is x n / (n + 2), n = e (e + 2), e = exp(x).
 _U = "(1.5957691216057308 * (x + 0.044715 * cube(x)))"
-_P = f"exp(-abs({_U}))"
+_P = f"exp(-({_U} < 0 ? -{_U} : {_U}))"
 _Q = f"(1 / (1 + {_P}))"
 _E = "exp(min(x, 20))"
 _N = f"({_E} * ({_E} + 2))"
@@ -145,8 +146,9 @@ _CALLS = (
 #: Every function and operator by name.
 FUNCTIONS: dict[str, Function] = {f.name: f for f in (*_OPERATORS, *_CALLS)}
 
-#: Other spellings of a function: MLX's, Metal's and its own Metal name.
+#: Other spellings of a function: MLX's, Metal's and its own Metal name, and a macro that means it.
 ALIASES: dict[str, str] = {
+    "ZMLX_EXP_BOUNDED": "exp",
     "absolute": "abs",
     "arccos": "acos",
     "arccosh": "acosh",

@@ -37,19 +37,22 @@ _NUMBER = re.compile(
     r"(0[xX][0-9a-fA-F.]+[pP][+-]?[0-9]+|0[xX][0-9a-fA-F]+"
     r"|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)f?"
 )
-#: Words that cannot be the name of a value in Metal.
-_RESERVED_WORDS = """
-alignas alignof and and_eq as asm auto bfloat bitand bitor bool break case catch char class compl
-concept const const_cast constant consteval constexpr constinit continue decltype default del delete
-device do double dynamic_cast elif else enum except explicit export extern False finally float for
-fragment friend from global goto half if import in inline int is kernel lambda long mutable
-namespace new noexcept None nonlocal not not_eq nullptr operator or or_eq pass private protected
-public raise register reinterpret_cast requires return short signed sizeof static static_assert
-static_cast struct switch template this thread thread_local threadgroup throw True false true try
-typedef typeid typename uint union unsigned using vertex virtual void volatile while xor xor_eq
-yield
+_METAL_WORDS = """
+alignas alignof and and_eq asm auto bfloat bitand bitor bool break case catch char class compl
+concept const const_cast constant consteval constexpr constinit continue decltype default delete
+device do double dynamic_cast else enum explicit export extern float for fragment friend goto half
+if inline int kernel long mutable namespace new noexcept not not_eq nullptr operator or or_eq
+private protected public register reinterpret_cast requires return short signed sizeof static
+static_assert static_cast struct switch template this thread thread_local threadgroup throw false
+true try typedef typeid typename uint union unsigned using vertex virtual void volatile while xor
+xor_eq
 """
-_RESERVED = frozenset(_RESERVED_WORDS.split())
+_PYTHON_WORDS = """
+as del elif except False finally from global import in is lambda None nonlocal pass raise True yield
+"""
+#: Words that cannot be the name of a value in Metal.
+METAL_WORDS = frozenset(_METAL_WORDS.split())
+_RESERVED = METAL_WORDS.union(_PYTHON_WORDS.split())
 _TRUTHS = frozenset(("true", "false", "True", "False"))
 _CONDITIONALS = ("where", "select")
 _COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
@@ -60,7 +63,8 @@ _HINTS = {
     "~": "write ! before a condition",
     "^": "write pow(a, b) or a ** b",
     "[": "a name stands for one element, without an index",
-    "=": "a let needs parse_block; to compare write ==",
+    "=": "definitions go into lets; to compare write ==",
+    ".": "write exp(x) for math.exp(x)",
 }
 _FLOAT_MAX = Fraction(2) ** 128 - Fraction(2) ** 103  # from here on a literal rounds to infinity
 _FLOAT_MIN = Fraction(1, 2**150)  # up to here it rounds to zero
@@ -76,6 +80,8 @@ class _Parser:
     """Precedence climbing over the tokens of one text."""
 
     def __init__(self, text: str, names: Iterable[str] | None) -> None:
+        if not isinstance(text, str):
+            raise TypeError(f"[expression] 'text' must be a str but got {text!r}.")
         self.text = text
         self.names = None if names is None else tuple(names)
         self.seen: dict[str, int] = {}

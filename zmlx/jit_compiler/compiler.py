@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
+from ..arguments import check_integer
 from . import emit
 from .frontend import Frontend
 from .ir import Program
@@ -31,12 +33,18 @@ class JitFunction:
         self.function = function
         self.__name__ = self.name = program.name
         self.__doc__ = function.__doc__
+        self.__module__ = function.__module__
+        self.__qualname__ = function.__qualname__
         self.program = program
         self.inputs = program.inputs
         self.outputs = program.outputs
         self.value = emit.value_text(program)
         floats = "float" in self.inputs.values() and "float" in self.outputs.values()
         self.derivative = emit.derivative_text(program) if floats else self.value
+
+    def __reduce__(self) -> str:
+        """The name under which its module has it, as for any function."""
+        return self.__qualname__
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{n}: {t}" for n, t in self.inputs.items())
@@ -63,14 +71,20 @@ class JitFunction:
 
         return trace(self.program, arrays)
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         """The Python function on numbers; on arrays, which broadcast, one kernel.
 
         A float argument takes float32, float16 or bfloat16, an int one int32, a bool one bool. A
         float result has the promoted dtype of the float arguments. Gradients by forward mode.
         """
-        if not any(hasattr(a, "dtype") for a in arguments):
-            return self.function(*arguments)
+        if not any(hasattr(a, "dtype") for a in (*arguments, *named.values())):
+            return self.function(*arguments, **named)
+        if named:
+            try:
+                bound = inspect.signature(self.function).bind(*arguments, **named)
+            except TypeError as error:
+                raise TypeError(f"[{self.name}] {error}.") from None
+            arguments = tuple(bound.arguments.values())
         return self._launch(*arguments)
 
     @cached_property
@@ -110,8 +124,8 @@ def compile_function(
 
     Raises ValueError with file, line and column for anything that it does not support.
     """
-    if bound is not None and not 0 < bound < 2**31:
-        raise ValueError(f"[jit] 'bound' must be positive but got {bound}.")
+    if bound is not None and not 0 < check_integer("jit", "bound", bound) < 2**31:
+        raise ValueError(f"[jit] 'bound' must be positive and below 2^31 but got {bound}.")
     return JitFunction(function, Frontend(function, types or {}, bound).program())
 
 

@@ -12,6 +12,7 @@ import operator as operator_module
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ..arguments import python_number
 from ..expr import EXPANSIONS, FUNCTIONS
 from . import ir
 from .ir import Value
@@ -155,6 +156,15 @@ class Expressions:
             self.source.fail(node, f"{value} is outside the range of float")
         return ir.constant(value)
 
+    def whole(self, value: Value, node: ast.AST) -> Value:
+        """`value` as an int; a constant must be one of 32 bits."""
+        if value.op != "const":
+            return ir.convert(value, "int")
+        number = ir.number(value)
+        if not math.isfinite(number):
+            self.source.fail(node, f"{number} is no int")
+        return self.literal(int(number), node)
+
     def _of_Name(self, node: ast.Name) -> Value:
         name = node.id
         if name in self.inputs or name in self.assigned:
@@ -184,21 +194,25 @@ class Expressions:
         self.source.fail(node, f"{ast.unparse(node)!r} is not supported")
 
     def global_constant(self, value: Any, node: ast.expr) -> Value:
-        """A number from outside the function, as a literal."""
-        if type(value) not in (bool, int, float):
+        """A number from outside the function, of Python or NumPy, as a literal."""
+        number = python_number(value)
+        if number is None:
             self.source.fail(
                 node,
                 f"{ast.unparse(node)!r} must be an int, a float or a bool but is of type"
                 f" {type(value).__name__}",
                 "pass arrays as inputs",
             )
-        return self.literal(value, node)
+        return self.literal(number, node)
 
     # Operators
 
     def _of_UnaryOp(self, node: ast.UnaryOp) -> Value:
         if isinstance(node.op, ast.Not):
             return self.condition(node)
+        number = node.operand.value if isinstance(node.operand, ast.Constant) else None
+        if isinstance(node.op, ast.USub) and type(number) is int:
+            return self.literal(-number, node)  # -2147483648 is an int, what it negates is none
         value = self.value(node.operand)
         if isinstance(node.op, ast.UAdd):
             return ir.convert(value, ir.join(value.type, "int"))
@@ -347,7 +361,9 @@ class Expressions:
                 result = self.two(name, result, other)
             return result
         self.arity(2 if name == "pow" else 1, node, len(args))
-        if name in ("int", "float", "bool"):
+        if name == "int":
+            return self.whole(args[0], node)
+        if name in ("float", "bool"):
             return ir.convert(args[0], name)
         if name == "pow":
             return self.binary("**", args[0], args[1], node)

@@ -12,6 +12,7 @@ import ast
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..codegen import taken_names
 from ..expr.parse import is_function, is_reserved
 from . import ir
 from .expressions import Expressions
@@ -115,13 +116,20 @@ class Frontend(Expressions):
         return [self.annotation(node)]
 
     def _written_names(self) -> dict[str, str]:
-        """The Metal name of every variable: its own, or with underscores where Metal has that."""
+        """The Metal name of every variable: its own, or with underscores where Metal, or for an
+        input a kernel's body, has that."""
         written: dict[str, str] = {}
+        taken = taken_names(self.inputs)
         for n in (*self.inputs, *sorted(self.assigned - self.inputs.keys())):
             text = n if n.isascii() else "v" + "".join(f"{ord(c):x}" for c in n)
             # `_d_` marks derivatives.
             text = text.replace("_d_", "_D_")
-            while is_reserved(text) or is_function(text) or text in written.values():
+            while (
+                is_reserved(text)
+                or is_function(text)
+                or text in written.values()
+                or (n in self.inputs and text in taken)
+            ):
                 text += "_"
             written[n] = text
         return written

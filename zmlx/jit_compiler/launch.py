@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -13,7 +14,8 @@ from ..autograd import (
     each_kind,
     elementwise_pattern,
     gradient_dtypes,
-    reduced,
+    scattered,
+    unused_name,
 )
 from ..codegen import Let, Operand, Output
 from ..pattern import DtypeRule, PatternKernel
@@ -39,8 +41,10 @@ class Launch(BroadcastFunction):
         operands = tuple(
             Operand(n, k, t) for (n, t), k in zip(function.inputs.items(), kinds, strict=True)
         )
+        names = list(function.inputs)
         floats = [n for n, t in function.inputs.items() if t == "float"]
         float_outputs = [y for y, t in function.outputs.items() if t == "float"]
+        cotangents_of = {y: unused_name(f"d{y}", function.inputs) for y in float_outputs}
         rule: DtypeRule = tuple(floats) if floats else mx.float32
 
         def vjp(
@@ -48,35 +52,36 @@ class Launch(BroadcastFunction):
         ) -> list[mx.array | None]:
             types = function.outputs.values()
             some = [c for c, t in zip(cotangents, types, strict=True) if t == "float"]
-            gradients = backward(*primals, *some)
-            found = iter((gradients,) if len(floats) == 1 else gradients)
-            return [
-                reduced(next(found), p, k) if n in floats else None
-                for n, p, k in zip(function.inputs, primals, kinds, strict=True)
-            ]
+            which = tuple(i for i in sorted(wanted) if names[i] in floats)
+            if not which:
+                return [None] * len(primals)
+            return scattered(backward(which)(*primals, *some), which, primals, kinds)
 
-        if floats and float_outputs:
+        @cache
+        def backward(wanted: tuple[int, ...]) -> PatternKernel:
             result, fields = _result(function.derivative, function)
-            backward = PatternKernel(
+            some = [names[i] for i in wanted]
+            return PatternKernel(
                 f"{function.name}/gradient",
                 elementwise_pattern(
-                    operands + tuple(Operand(f"d{y}", each) for y in float_outputs),
+                    operands + tuple(Operand(c, each) for c in cotangents_of.values()),
                     tuple(
                         Output(
                             f"d_{x}",
-                            " + ".join(f"d{y} * {fields[f'{y}_d_{x}']}" for y in float_outputs),
+                            " + ".join(
+                                f"{c} * {fields[f'{y}_d_{x}']}" for y, c in cotangents_of.items()
+                            ),
                             each,
                         )
-                        for x in floats
+                        for x in some
                     ),
                     (result,),
                 ),
-                gradient_dtypes(
-                    floats, [k for n, k in zip(function.inputs, kinds, strict=True) if n in floats]
-                ),
+                gradient_dtypes(some, [kinds[i] for i in wanted], each),
                 header=function.derivative.header,
-                reference=self._gradient_reference(floats, float_outputs),
+                reference=self._gradient_reference(wanted, float_outputs),
             )
+
         result, fields = _result(function.value, function)
         return PatternKernel(
             function.name,
@@ -89,14 +94,13 @@ class Launch(BroadcastFunction):
             vjp=vjp if floats and float_outputs else None,
         )
 
-    def _gradient_reference(self, floats: list[str], float_outputs: list[str]) -> Reference:
+    def _gradient_reference(self, which: Sequence[int], float_outputs: list[str]) -> Reference:
         function = self.function
-        names = list(function.inputs)
-        which = [names.index(n) for n in floats]
+        count = len(function.inputs)
         kept = [i for i, y in enumerate(function.outputs) if y in float_outputs]
 
         def reference(*arrays: mx.array) -> tuple[mx.array, ...]:
-            primals, cotangents = list(arrays[: len(names)]), arrays[len(names) :]
+            primals, cotangents = list(arrays[:count]), arrays[count:]
             shape = cotangents[0].shape
 
             def of(*some: mx.array) -> list[mx.array]:

@@ -13,6 +13,10 @@ class Source:
     """The text of a function, for errors."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
+        if not callable(function) or not hasattr(function, "__name__"):
+            raise TypeError(
+                f"[jit] 'function' must be a Python function but got {type(function).__name__}."
+            )
         self.name = function.__name__
         try:
             lines, self.first = inspect.getsourcelines(function)

@@ -70,10 +70,10 @@ class Terms:
         """The passes that end with the log-sum-exp."""
         if not self.twice:
             return (LSE_PASS,)
-        # Equal infinities count as equal.
-        power = "z == largest ? 1.0f : exp(z - largest)"
-        return Pass((Reduce("largest", "max", "z"),)), Pass(
-            (Reduce("total", "sum", power),), LSE_PASS.then
+        # An infinite maximum is not taken off: the sum is then 0 or infinite.
+        shift = Let("shift", "isinf(largest) ? 0.0f : largest")
+        return Pass((Reduce("largest", "max", "z"),), (shift,)), Pass(
+            (Reduce("total", "sum", "ZMLX_EXP_BOUNDED(z - shift)"),), LSE_PASS.then
         )
 
     @property
@@ -196,7 +196,7 @@ def _forward_pattern(terms: Terms, keeps: bool) -> Rowwise:
 
 def gradient_of_logit(terms: Terms, *, spread: str, key: str) -> str:
     """The gradient of an element from the lets `slope` and `hit` of its row."""
-    text = "slope * exp(z - lse)"
+    text = "slope * ZMLX_EXP_BOUNDED(z - lse)"
     if terms.soft:
         text += " - dloss * share"
     else:
@@ -245,7 +245,7 @@ def _backward(terms: Terms, wants_targets: bool) -> PatternKernel:
             outputs=tuple(outputs),
         ),
         tuple(dtypes),
-        header=msl.header_for("ZMLX_FAIL"),
+        header=msl.header_for("ZMLX_FAIL ZMLX_EXP_BOUNDED"),
     )
 
 

@@ -176,6 +176,6 @@ def gradient(chunk: ChunkTerms) -> PatternKernel:
             before=(*_before(), *slope_of_row(chunk.terms, "classes")),
         ),
         (("logits",),),
-        header=msl.header_for("ZMLX_FAIL"),
+        header=msl.header_for("ZMLX_FAIL ZMLX_EXP_BOUNDED"),
         paced=True,
     )

@@ -185,12 +185,12 @@ def _forward(masking: _Masking) -> PatternKernel:
         before=masking.before,
         lets=lets,
         passes=(Pass((Reduce("total", "sum_exp", "z", peak="largest"),), (weight,)),),
-        outputs=(Output("y", "exp(z - largest) * weight"),),
+        outputs=(Output("y", "ZMLX_EXP_BOUNDED(z - largest) * weight"),),
     )
     kept = Rowwise(
         inputs=inputs,
         before=masking.before,
-        lets=(*lets, Let("e", "exp(z - largest)")),
+        lets=(*lets, Let("e", "ZMLX_EXP_BOUNDED(z - largest)")),
         passes=(
             Pass((Reduce("largest", "max", "z"),)),
             Pass((Reduce("total", "sum", "e"),), (Let("weight", "1.0f / total"),)),

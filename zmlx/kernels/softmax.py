@@ -20,6 +20,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from .. import msl
 from ..arguments import FLOATING, Argument, check_axis, check_flag
 from ..codegen import Let, Operand, Output, Pass, Reduce, Rowwise
 from ..pattern import PatternKernel
@@ -76,7 +77,7 @@ _SOFTMAX = PatternKernel(
     "softmax",
     Rowwise(
         inputs=(_X,),
-        lets=(Let("e", "exp(x - largest)"),),
+        lets=(Let("e", "ZMLX_EXP_BOUNDED(x - largest)"),),
         passes=(
             Pass((Reduce("largest", "max", "x"),)),
             Pass((Reduce("total", "sum", "e"),), (Let("scale", "1.0f / total"),)),
@@ -93,7 +94,7 @@ _SOFTMAX = PatternKernel(
             inputs=(_X,),
             # An infinite maximum makes the whole row NaN, as in MLX.
             passes=(Pass((_ONE_WALK,), (Let("scale", "isinf(largest) ? NAN : 1.0f / total"),)),),
-            outputs=(Output("y", "exp(x - largest) * scale"),),
+            outputs=(Output("y", "ZMLX_EXP_BOUNDED(x - largest) * scale"),),
         ),
         (("x",),),
         vjp=_softmax_vjp,
@@ -105,9 +106,10 @@ _DX_OF_LOGSUMEXP = PatternKernel(
     Rowwise(
         inputs=(_X, _LSE, Operand("dy", "per_row"), Operand("dlse", "per_row")),
         before=(Let("g", "dy + dlse"),),
-        outputs=(Output("dx", "g * exp(x - lse)"),),
+        outputs=(Output("dx", "g * ZMLX_EXP_BOUNDED(x - lse)"),),
     ),
     (("x",),),
+    header=msl.header_for("ZMLX_EXP_BOUNDED"),
 )
 
 
@@ -122,7 +124,7 @@ def _logsumexp_vjp(
 _TWO_WALKS = (
     Pass((Reduce("largest", "max", "x"),), (Let("shift", "isinf(largest) ? 0.0f : largest"),)),
     Pass(
-        (Reduce("total", "sum", "exp(x - shift)"),),
+        (Reduce("total", "sum", "ZMLX_EXP_BOUNDED(x - shift)"),),
         (Let("rest", "log(total)"), Let("lse", "shift + rest")),
     ),
 )
@@ -160,7 +162,7 @@ _DX_OF_LOG_SOFTMAX = PatternKernel(
     Rowwise(
         inputs=(_X, _LSE, _DY, Operand("dlse", "per_row")),
         passes=(Pass((Reduce("total", "sum", "dy"),), (Let("g", "dlse - total"),)),),
-        outputs=(Output("dx", "dy + g * exp(x - lse)"),),
+        outputs=(Output("dx", "dy + g * ZMLX_EXP_BOUNDED(x - lse)"),),
     ),
     (("x",),),
 )

@@ -37,7 +37,9 @@ NEWEST_MLX = (0, 32, 4)
 FLAGS = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-w"]
 #: Sources compiled as one text, since most of the time of each would go into the headers that it
 #: shares with the others: those that need MLX's. What is named nowhere is a unit too, HOT aside.
-AGAINST_MLX = {"blas", "kernel", "metal_text", "pool", "primitive", "python", "python_record"}
+AGAINST_MLX = {
+    "after", "blas", "kernel", "metal_text", "pool", "primitive", "python", "python_record"
+}  # fmt: skip
 #: Loops over data. The rest is text and bookkeeping, which compiles a quarter faster at -O1 and
 #: launches no slower.
 HOT = {"copy", "runtime"}
@@ -164,7 +166,7 @@ def _built(mlx: _MLX) -> Path:
                     file=sys.stderr,
                     flush=True,
                 )
-                cache.write(path, _build(mlx, compiler))
+                path = cache.keep(path, _build(mlx, compiler))
     return path
 
 
@@ -200,6 +202,10 @@ def _build(mlx: _MLX, compiler: str) -> bytes:
         objects = [command[-1] for command in commands]
         result = f"{folder}/core.so"
         _run_all([[compiler, "-shared", "-o", result, *objects, str(mlx.library), "-ldl"]], 1)
+        if not Path(result).exists():
+            raise RuntimeError(
+                f"[zmlx] The CPU core needs a C++ compiler but {compiler} wrote no object."
+            )
         return Path(result).read_bytes()
 
 

@@ -306,7 +306,14 @@ KernelFunction build(const CompileRequest& request, const Compiler& compiler,
   Outcome outcome = run_program(command);
   statistics().compiles++;
   auto bytes = outcome.ok ? read_file(object) : std::nullopt;
-  if (!bytes) throw CompileError{outcome.output};
+  if (!bytes) {
+    if (outcome.ok) outcome.output += compiler.path + " wrote no object: is it a C++ compiler?\n";
+    for (int full : {ENOSPC, EDQUOT}) {
+      bool is_full = outcome.output.find(error_text(full)) != std::string::npos;
+      if (keep && is_full) throw Unwritable{error_text(full)};
+    }
+    throw CompileError{outcome.output};
+  }
   if (keep && (!write_file(object, std::string(seal) + sha256(*bytes), O_APPEND) ||
                rename(object.c_str(), (base + ".so").c_str()) != 0)) {
     throw Unwritable{error_text(errno)};

@@ -138,6 +138,9 @@ std::vector<mx::array> launch(const std::shared_ptr<const Launch>&, std::vector<
                               std::shared_ptr<Record> record,
                               std::optional<mx::Stream> stream = std::nullopt);
 
+// The arrays themselves, as mx::depends gives them: evaluated when the others are.
+std::vector<mx::array> after(std::vector<mx::array> arrays, const std::vector<mx::array>& others);
+
 // Inside a shapeless trace, where shapes of inputs are not those of later calls.
 bool in_shapeless_trace(const mx::array& tracer);
 

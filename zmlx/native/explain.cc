@@ -69,10 +69,15 @@ void restore_swizzles(std::string* text) {
   }
 }
 
-// Names of the prelude as the user writes them.
+// Names of the prelude as the user writes them, and why what has no index may be none.
 std::string plain(std::string text) {
   restore_swizzles(&text);
   for (const char* prefix : {"metal::", "zk_"}) replace_all(&text, prefix, "");
+  for (const char* subscript : {"for array subscript", "subscripted value is not"}) {
+    if (text.find(subscript) != std::string::npos) {
+      return text + "; an array of no dimensions comes as a value, without an index";
+    }
+  }
   return text;
 }
 

@@ -214,6 +214,24 @@ PyObject* py_tracing(PyObject*, Arguments args, Py_ssize_t count) {
   });
 }
 
+PyObject* py_is_primal(PyObject*, Arguments args, Py_ssize_t count) {
+  return guarded([&] {
+    expect_arguments("is_primal", count, 1, 1);
+    const mx::array& x = array_of(args[0], "x");
+    // vjp and jvp trace copies of what they are given, and mark them.
+    bool copied = x.is_tracer() && x.has_primitive() &&
+                  std::strcmp(x.primitive().name(), "Copy") == 0;
+    return PyLong_FromLongLong(copied);
+  });
+}
+
+PyObject* py_after(PyObject*, Arguments args, Py_ssize_t count) {
+  return guarded([&] {
+    expect_arguments("after", count, 2, 2);
+    return result_of(after(arrays_of(args[0], "arrays"), arrays_of(args[1], "others")));
+  });
+}
+
 PyObject* py_set_threads(PyObject*, Arguments args, Py_ssize_t count) {
   return guarded([&] {
     expect_arguments("set_threads", count, 1, 1);
@@ -311,6 +329,10 @@ PyMethodDef functions[] = {
      "signature(inputs) -> dtypes and shapes as bytes"},
     {"tracing", (void*)py_tracing, fastcall,
      "tracing(inputs) -> 0: no traced input, 1: traced, 2: traced without shapes"},
+    {"is_primal", (void*)py_is_primal, fastcall,
+     "is_primal(x) -> 1 if x is the copy that a vjp or jvp traces, else 0"},
+    {"after", (void*)py_after, fastcall,
+     "after(arrays, others) -> the arrays, evaluated when the others are"},
     {"set_threads", (void*)py_set_threads, fastcall, "set_threads(n); 0: the default"},
     {"threads", (void*)py_threads, fastcall, "threads() -> threads per launch"},
     {"set_schedule", (void*)py_set_schedule, fastcall,

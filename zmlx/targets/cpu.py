@@ -23,7 +23,7 @@ def unavailable() -> str | None:
     """Why kernels cannot run on the CPU here, with the remedy, or None where they can."""
     try:
         native.load()
-    except (ImportError, RuntimeError, OSError) as error:
+    except (ImportError, RuntimeError, OSError, ValueError) as error:
         return str(error)
     return None
 
@@ -72,6 +72,18 @@ def maybe_tracing(inputs: tuple[mx.array, ...]) -> int:
     """
     core = _core_if_any()
     return core.tracing(inputs) if core else 1
+
+
+def is_primal(x: mx.array) -> bool:
+    """Whether a gradient is being taken of `x` itself, such as a parameter of a model. Also true of
+    a copy in any other trace; False without the core."""
+    core = _core_if_any()
+    return core is not None and bool(core.is_primal(x))
+
+
+def after(x: mx.array, others: tuple[mx.array, ...]) -> mx.array:
+    """`x`, evaluated when the others are: `mx.depends` with `mx.jvp` and `mx.vmap`."""
+    return native.load().after((x,), others)  # type: ignore[no-any-return]
 
 
 def _kernel(spec: KernelSpec) -> Any:

@@ -66,7 +66,7 @@ pub fn updatePart(body: *Body, r: Reduce, part: []const u8) Error!void {
     body.depth += 1;
     try body.add("const float v_ = {s};", .{r.expr});
     try body.add("const float d_ = v_ == {s} ? 0.0f : v_ - {s};", .{ peak, peak });
-    try body.add("const float e_ = exp(-fabs(d_));", .{});
+    try body.add("const float e_ = ZMLX_EXP_BOUNDED(-fabs(d_));", .{});
     try body.add("{s} = d_ > 0.0f ? {s} * e_ + 1.0f : {s} + e_;", .{ a, a, a });
     try body.add("{s} = max({s}, v_);", .{ peak, peak });
     try body.close();

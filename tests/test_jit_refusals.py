@@ -1,0 +1,258 @@
+"""What `jit` refuses, and that it shows the line."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import mlx.core as mx
+import pytest
+from jit_functions import inner
+
+from zmlx.jit_compiler import compile_function
+
+
+def _global_array(x):
+    return x + ARRAY
+
+
+ARRAY = mx.array(1.0)
+
+
+def _plain(x):
+    return x
+
+
+def _no_return(x):
+    if x > 0:
+        return x
+
+
+def _unassigned(x):
+    if x > 0:
+        y = x
+    return y
+
+
+def _unassigned_after_loop(x, n: int):
+    for i in range(n):
+        y = x * i
+    return y
+
+
+def _endless(x):
+    while x < 10:
+        x += 1.0
+    return x
+
+
+def _endless_counter(x):
+    n = 0
+    while n < 10:
+        if x > 0:
+            n += 1
+    return n
+
+
+def _over_list(x):
+    for v in [1, 2]:
+        x += v
+    return x
+
+
+def _float_range(x):
+    for i in range(x):
+        x += i
+    return x
+
+
+def _subscript(x):
+    return x[0]
+
+
+def _with(x):
+    with open("f"):
+        return x
+
+
+def _attribute(x):
+    x.y = 2
+    return x
+
+
+def _defaults(x, eps=1e-5):
+    return x + eps
+
+
+def _star(*x):
+    return x[0]
+
+
+def _string(x):
+    return x if x else "no"
+
+
+def _widths(x):
+    if x > 0:
+        return x, x
+    return x
+
+
+def _unknown(x):
+    return x + missing  # noqa: F821
+
+
+def _calls_plain(x):
+    return _plain(x)
+
+
+def _recursive(x):
+    return _recursive(x)
+
+
+def _keyword(x):
+    return mx.clip(x, 0, a_max=1)
+
+
+def _arity(x):
+    return math.exp(x, x)
+
+
+def _reduction(x):
+    return mx.max(x)
+
+
+def _bits(x):
+    return x & 1
+
+
+def _declared(x):
+    n: int = x * 2
+    return n
+
+
+def _returned(x) -> int:
+    return x * 0.5
+
+
+def _too_big(x):
+    return x + 3000000000
+
+
+def _overflow(x):
+    return x * 2**31
+
+
+def _division(x):
+    return x + 1 // 0
+
+
+def _lambda(x):
+    f = lambda: x  # noqa: E731
+    return f()
+
+
+def _tuple_value(x):
+    return inner(x, x) + 1
+
+
+def _bare(x):
+    x + 1
+    return x
+
+
+def _loop_else(x):
+    for _ in range(3):
+        x += 1
+    else:
+        x = 0
+    return x
+
+
+def _float_loop_variable(x):
+    for i in range(3):
+        i = i * 0.5
+        x += i
+    return x
+
+
+def _nan_free(x):
+    assert x > 0
+    return x
+
+
+REFUSED = [
+    (_global_array, "x + ARRAY", "'ARRAY' must be an int, a float or a bool but is of type array"),
+    (_no_return, "def _no_return", "'_no_return' may end without a return"),
+    (_unassigned, "return y", "'y' may be read before it is assigned"),
+    (_unassigned_after_loop, "return y", "'y' may be read before it is assigned"),
+    (_endless, "while x < 10", "this 'while' might not end"),
+    (_endless_counter, "while n < 10", "this 'while' might not end"),
+    (_over_list, "for v in [1, 2]", "a 'for' loop must be over range"),
+    (_float_range, "for i in range(x)", "a bound of range must be an int but is a float"),
+    (_subscript, "return x[0]", "a 'Subscript' expression is not supported"),
+    (_with, 'with open("f")', "a 'with' statement is not supported"),
+    (_attribute, "x.y = 2", "only a plain name can be assigned"),
+    (_defaults, "eps=1e-5", "default values are not supported"),
+    (_star, "def _star", "*arguments are not supported"),
+    (_string, 'else "no"', "the constant 'no' is not supported"),
+    (_widths, "return x\n", "1 values are returned but elsewhere 2"),
+    (_unknown, "missing", "unknown name 'missing'"),
+    (_calls_plain, "_plain(x)", "'_plain' is not supported at"),
+    (_recursive, "return _recursive(x)", "recursion is not supported"),
+    (_keyword, "a_max=1", "only positional arguments are supported"),
+    (_arity, "math.exp(x, x)", "math.exp takes 1 argument but got 2"),
+    (_reduction, "mx.max(x)", "'mx.max' is not supported"),
+    (_bits, "x & 1", "& needs ints but got a float"),
+    (_declared, "n: int = x * 2", "'n' is declared int but is assigned a float"),
+    (_returned, "return x * 0.5", "int is declared but a float is returned"),
+    (_too_big, "3000000000", "3000000000 is outside the range of a 32-bit int"),
+    (_overflow, "2**31", "2147483648 is outside the range of a 32-bit int"),
+    (_division, "1 // 0", "1 // 0 is not possible"),
+    (_lambda, "lambda", "a 'Lambda' expression is not supported"),
+    (_tuple_value, "inner(x, x)", "2 outputs cannot stand for one value"),
+    (_bare, "x + 1", "a value that nothing takes is not supported"),
+    (_loop_else, "x = 0", "'else' after a loop is not supported"),
+    (_float_loop_variable, "for i in range(3)", "the loop variable 'i' must stay an int"),
+    (_nan_free, "assert x > 0", "a 'assert' statement is not supported"),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "line", "message"), REFUSED, ids=lambda v: getattr(v, "__name__", "")
+)
+def test_what_is_not_supported_is_refused_with_its_line(function, line, message):
+    with pytest.raises(ValueError, match=r"^\[jit\] ") as raised:
+        compile_function(function)
+    text = str(raised.value) + "\n"
+    assert message in text
+    assert re.search(r" at .*test_jit_refusals\.py, line \d+, column \d+[.:]", text)
+    assert line in text
+    # The caret stands under the construct.
+    first, shown, caret = text.splitlines()[0], *text.splitlines()[1:3]
+    assert caret.index("^") - 2 + 1 == int(re.search(r"column (\d+)", first).group(1))
+    assert shown[caret.index("^")] != " "
+
+
+def test_a_function_without_source_is_refused():
+    scope: dict[str, object] = {}
+    exec("def f(x):\n    return x", scope)
+    with pytest.raises(ValueError, match="the source of 'f' must be in a file"):
+        compile_function(scope["f"])
+
+
+def test_a_lambda_is_refused():
+    with pytest.raises(ValueError, match="must be a plain `def`"):
+        compile_function(lambda x: x)
+
+
+def test_the_line_of_an_indented_function_is_its_own():
+    def local(x):
+        y = x
+        return y @ x
+
+    with pytest.raises(ValueError, match="@ is not supported") as raised:
+        compile_function(local)
+    line = local.__code__.co_firstlineno + 2
+    assert f"line {line}, column 16." in str(raised.value)
+    assert "          return y @ x\n                 ^" in str(raised.value)

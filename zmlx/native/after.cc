@@ -1,0 +1,73 @@
+// Arrays that wait for others: MLX's Depends, which knows no jvp and no vmap, with both.
+#include <stdexcept>
+
+#include "core.h"
+#include "mlx/ops.h"
+#include "mlx/primitives.h"
+
+namespace zmlx {
+namespace {
+
+class After final : public mx::Primitive {
+ public:
+  After(mx::Stream stream, size_t kept) : Primitive(stream), kept_(kept) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    for (size_t i = 0; i < kept_; ++i) outputs[i].copy_shared_buffer(inputs[i]);
+  }
+
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
+    throw std::runtime_error("[After::eval_gpu] zmlx runs it on the CPU alone.");
+  }
+
+  std::vector<mx::array> vjp(const std::vector<mx::array>& primals,
+                             const std::vector<mx::array>& cotangents,
+                             const std::vector<int>& argnums,
+                             const std::vector<mx::array>&) override {
+    std::vector<mx::array> result;
+    for (size_t i : argnums) {
+      result.push_back(i < kept_ ? cotangents[i] : mx::zeros_like(primals[i]));
+    }
+    return result;
+  }
+
+  std::vector<mx::array> jvp(const std::vector<mx::array>& primals,
+                             const std::vector<mx::array>& tangents,
+                             const std::vector<int>& argnums) override {
+    std::vector<mx::array> result;
+    for (size_t i = 0; i < kept_; ++i) result.push_back(mx::zeros_like(primals[i]));
+    for (size_t i = 0; i < argnums.size(); ++i) {
+      if (size_t(argnums[i]) < kept_) result[argnums[i]] = tangents[i];
+    }
+    return result;
+  }
+
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
+                                                           const std::vector<int>& axes) override {
+    auto middle = inputs.begin() + kept_;
+    return {after({inputs.begin(), middle}, {middle, inputs.end()}),
+            {axes.begin(), axes.begin() + kept_}};
+  }
+
+  const char* name() const override { return "After"; }
+
+ private:
+  size_t kept_;
+};
+
+}  // namespace
+
+std::vector<mx::array> after(std::vector<mx::array> arrays, const std::vector<mx::array>& others) {
+  std::vector<mx::Shape> shapes;
+  std::vector<mx::Dtype> dtypes;
+  for (auto& x : arrays) {
+    shapes.push_back(x.shape());
+    dtypes.push_back(x.dtype());
+  }
+  auto primitive =
+      std::make_shared<After>(mx::default_stream(mx::Device::cpu), arrays.size());
+  arrays.insert(arrays.end(), others.begin(), others.end());
+  return mx::array::make_arrays(std::move(shapes), dtypes, primitive, arrays);
+}
+
+}  // namespace zmlx

@@ -1,0 +1,115 @@
+"""What a call of a kernel asks for, in its final form or refused: template, grid, threadgroup,
+shapes, dtypes and the value before the launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from .arguments import check_names, dtype_name, python_number
+from .expr.parse import METAL_WORDS
+
+if TYPE_CHECKING:
+    from .metal import KernelSpec
+
+Triple = tuple[int, int, int]
+Template = tuple[tuple[str, Any], ...]
+
+
+def template_of(op: str, template: Any) -> Template:
+    """Pairs of name and value, from a dict or from pairs; NumPy's numbers become Python's."""
+    try:
+        items = [(n, v) for n, v in (template.items() if isinstance(template, dict) else template)]
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"[{op}] 'template' must be a dict or pairs of name and value but got {template!r}."
+        ) from None
+    checked = []
+    for name, value in items:
+        number = value if isinstance(value, mx.Dtype) else python_number(value)
+        if not isinstance(number, (bool, int, mx.Dtype)):
+            raise TypeError(
+                f"[{op}] 'template' must hold dtypes, ints and bools but got {name}={value!r}."
+            )
+        checked.append((name, number))
+    return tuple(checked)
+
+
+def triple(op: str, argument: str, value: Any) -> Triple:
+    """A size or up to three as three, 1 where none is given."""
+    some = tuple(value) if isinstance(value, Iterable) else (value,)
+    try:
+        sizes = tuple(map(index, some)) + (1,) * (3 - len(some))
+    except TypeError:
+        sizes = ()
+    if len(sizes) != 3 or min(sizes) < 0 or not some:
+        raise ValueError(f"[{op}] '{argument}' must be up to three sizes ≥ 0 but got {value!r}.")
+    return sizes
+
+
+def shapes_of(op: str, values: Any) -> tuple[tuple[int, ...], ...]:
+    """Output shapes as tuples of ints."""
+    try:
+        shapes = tuple(tuple(map(index, shape)) for shape in values)
+    except TypeError:
+        shapes = ((-1,),)
+    if any(n < 0 for shape in shapes for n in shape):
+        raise ValueError(
+            f"[{op}] 'output_shapes' must be a sequence of shapes of sizes ≥ 0 but got {values!r}."
+        )
+    return shapes
+
+
+def check_launch(
+    spec: KernelSpec,
+    arrays: tuple[mx.array, ...],
+    template: Template,
+    grid: Triple,
+    threadgroup: Triple,
+    shapes: tuple[tuple[int, ...], ...],
+    dtypes: tuple[mx.Dtype, ...],
+    init_value: float | None,
+) -> None:
+    """Raises for a launch that no compiler would take, or whose outputs would be left undefined."""
+    names = check_names(spec.name, "template", [n for n, _ in template])
+    for name in names:
+        if name in METAL_WORDS or name in spec.input_names + spec.output_names:
+            raise ValueError(
+                f"[{spec.name}] 'template' must have names that are neither words of Metal nor "
+                f"inputs or outputs but got {name!r}."
+            )
+    of_arrays = zip(spec.input_names, [x.dtype for x in arrays], strict=True)
+    for name, dtype in (*of_arrays, *zip(spec.output_names, dtypes, strict=True)):
+        if not isinstance(dtype, mx.Dtype):
+            raise TypeError(
+                f"[{spec.name}] 'output_dtypes' must hold dtypes of MLX but got {dtype!r}."
+            )
+        if dtype == mx.float64:
+            raise ValueError(
+                f"[{spec.name}] '{name}' must have a dtype that Metal knows but got float64."
+            )
+    if init_value is not None:
+        _check_init_value(spec.name, init_value, dtypes)
+    elif 0 in grid and any(prod(shape) for shape in shapes):
+        raise ValueError(
+            f"[{spec.name}] 'grid' must not be empty where an output has elements, unless "
+            f"'init_value' says what they are, but got {grid}."
+        )
+
+
+def _check_init_value(op: str, value: Any, dtypes: tuple[mx.Dtype, ...]) -> None:
+    number = python_number(value)
+    if number is None:
+        raise TypeError(f"[{op}] 'init_value' must be a number but got {type(value).__name__}.")
+    for dtype in dtypes:
+        if not mx.issubdtype(dtype, mx.integer):
+            continue
+        limits = mx.iinfo(dtype)
+        if number != number or number % 1 or not limits.min <= number <= limits.max:
+            raise ValueError(
+                f"[{op}] 'init_value' must be of dtype {dtype_name(dtype)} but got {value!r}."
+            )
