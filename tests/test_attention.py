@@ -10,10 +10,11 @@ from attention_oracle import assert_right, assert_right_gradients, terms_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import zmlx
 from zmlx import launch
 from zmlx.kernels import scaled_dot_product_attention as attention
 from zmlx.registry import get
-from zmlx.testing import gradients
+from zmlx.testing import gradients, to_numpy
 
 KINDS = ("cpu", "gpu")
 
@@ -194,6 +195,38 @@ def test_a_sink_of_minus_infinity_is_none():
     np.testing.assert_array_equal(got, attention(q, k, v))
 
 
+@pytest.mark.parametrize("sinks", [None, [-mx.inf, -mx.inf]])
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+def test_a_query_whose_scores_are_all_minus_infinity(target, sinks):
+    """The logarithm of no exponentials is -inf, and their mean no number; others are untouched."""
+    q, k, v = qkv(queries=5)
+    mask = mx.zeros((5, 70))
+    mask[2] = -mx.inf
+    given = None if sinks is None else mx.array(sinks)
+    with zmlx.target(target):
+        out, lse = attention(q, k, v, mask, given, return_lse=True)
+        plain, plain_lse = attention(q, k, v, return_lse=True)
+    assert np.isnan(to_numpy(out)[:, :, 2]).all()
+    assert (to_numpy(lse)[:, :, 2] == -np.inf).all()
+    others = [0, 1, 3, 4]
+    np.testing.assert_array_equal(to_numpy(out)[:, :, others], to_numpy(plain)[:, :, others])
+    np.testing.assert_array_equal(to_numpy(lse)[..., others], to_numpy(plain_lse)[..., others])
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": 3, "softcap": 2.0}], ids=str)
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+def test_without_keys_there_is_nothing_to_attend_to(target, options):
+    q, k, v = qkv()
+    k, v = k[:, :, :0], v[:, :, :0]
+    with zmlx.target(target):
+        out, lse = attention(q, k, v, return_lse=True, **options)
+        sunk, sink = attention(q, k, v, sinks=mx.array([1.0, 2.0]), return_lse=True, **options)
+    assert np.isnan(to_numpy(out)).all()
+    assert (to_numpy(lse) == -np.inf).all()
+    assert not to_numpy(sunk).any()
+    np.testing.assert_array_equal(to_numpy(sink), np.broadcast_to([[1.0], [2.0]], sink.shape))
+
+
 def test_heads_that_share_keys_equal_repeated_keys():
     q, k, v = qkv(h=6, k=2)
     again = attention(q, mx.repeat(k, 3, axis=1), mx.repeat(v, 3, axis=1))
@@ -287,7 +320,7 @@ def test_memory_is_linear_up_to_16k():
         ({"mask": mx.zeros((3, 70))}, r"'mask' must broadcast to \(1, 2, 37, 70\) but got"),
         ({"sinks": mx.zeros((3,))}, r"'sinks' must have shape \(2,\) but got \(3,\)"),
         ({"window": 0}, r"'window' must be in \[1, 2\^30\) but got 0"),
-        ({"window": 1.0}, "'window' must be an integer but got float"),
+        ({"window": 1.0}, "'window' must be an int but got float"),
         ({"softcap": -1.0}, "'softcap' must be positive and finite but got -1.0"),
         ({"softcap": math.inf}, "'softcap' must be positive and finite but got inf"),
         ({"causal": 1}, "'causal' must be True or False but got int"),

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import zmlx
 from zmlx import metal
-from zmlx.kernels import cross_entropy
+from zmlx.kernels import cross_entropy, linear_cross_entropy
 from zmlx.kernels.cross_entropy import cross_entropy_reference
 from zmlx.testing import assert_matches, float64_namespace, to_numpy
 
@@ -174,6 +175,27 @@ def test_other_target_dtypes_are_refused(dtype):
     logits, targets, _ = problem(5, 6, 9)
     with pytest.raises(ValueError, match=r"\[cross_entropy\] 'targets' must have dtype int32"):
         cross_entropy(logits, targets.astype(dtype))
+
+
+@pytest.mark.parametrize("linear", [False, True])
+def test_no_target_is_ignored_unless_asked(linear):
+    """Not even the least integer, which stands for no index in the kernels."""
+    logits, targets, _ = problem(3, 4, 5)
+    targets = targets.astype(mx.int64)
+    targets[0] = mx.array(-(2**63), mx.int64)
+
+    def losses():
+        if linear:
+            return linear_cross_entropy(logits, mx.eye(5), targets, reduction="none")
+        return cross_entropy(logits, targets, reduction="none")
+
+    with pytest.raises(RuntimeError, match=f"'targets' must be in range but got {-(2**63)}"):
+        mx.eval(losses())
+    with zmlx.target("reference"):
+        got = losses()
+    assert np.isfinite(np.array(got)).tolist() == [False, True, True, True][: got.size]
+    with pytest.raises(ValueError, match=r"'ignore_index' must be in \(-2\^62, 2\^62\) but got"):
+        cross_entropy(logits, targets, ignore_index=-(2**63))
 
 
 def test_probabilities_and_ignore_index_do_not_go_together():

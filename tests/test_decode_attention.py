@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from attention_oracle import assert_right, assert_right_gradients
 
+import zmlx
 from zmlx import checks, launch, metal
 from zmlx.kernels import decode_attention, paged_attention, quantized_attention
 from zmlx.kernels.attention import scaled_dot_product_attention_reference as plain
@@ -189,6 +190,21 @@ def test_no_keys_are_nan_and_with_sinks_zero():
 
 
 # ---- gradients -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [mx.int32, mx.uint32, mx.int64], ids=str)
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+def test_queries_before_the_first_key_count_below_zero(target, dtype):
+    """Also where the lengths have no sign."""
+    q, k, v = qkv(b=4, queries=5, keys=9)
+    lengths, options = [0, 1, 3, 9], {"causal": True, "window": 3}
+    with zmlx.target(target):
+        got = decode_attention(q, k, v, mx.array(lengths, dtype), **options)
+        none = decode_attention(q, k[:, :, :0], v[:, :, :0], **options)
+    assert np.isnan(np.array(got)[0]).all()
+    assert np.isnan(np.array(none)).all()
+    want = each_batch(q[1:], k[1:], v[1:], lengths[1:], xp=mx, **options)
+    np.testing.assert_allclose(np.array(got)[1:], np.array(want), rtol=1e-5, atol=1e-6)
 
 
 def test_decode_has_the_gradients_of_the_plain_op():

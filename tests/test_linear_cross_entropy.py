@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import zmlx
 from zmlx import metal
 from zmlx.kernels import cross_entropy, linear_cross_entropy
 from zmlx.kernels.linear_cross_entropy import linear_cross_entropy_reference
@@ -233,11 +234,43 @@ def test_extreme_logits():
     np.testing.assert_allclose(np.array(loss), [0.0, np.log(2 + np.e) - 1], rtol=1e-6)
 
 
-@pytest.mark.parametrize("chunk", [0, -4, 2.5, True])
+@pytest.mark.parametrize("chunk", [0, -4, 2.5, True, "8"])
 def test_a_bad_chunk_is_refused(chunk):
     hidden, weight, targets, _, _ = problem(8, 5, 4, 50)
-    with pytest.raises(ValueError, match=r"\[linear_cross_entropy\] 'chunk' must be a positive"):
+    with pytest.raises((TypeError, ValueError), match=r"'chunk' must be (an int|at least 1) but"):
         linear_cross_entropy(hidden, weight, targets, chunk=chunk)
+
+
+def test_without_classes_no_target_is_in_range():
+    hidden, weight = mx.zeros((3, 4)), mx.zeros((0, 4))
+    loss = linear_cross_entropy(hidden, weight, mx.array([0, -1, -1]), ignore_index=-1)
+    with pytest.raises(RuntimeError, match=r"\[linear_cross_entropy\] 'targets' must be in range"):
+        mx.eval(loss)
+    ignored = mx.full((3,), -1, dtype=mx.int32)
+    loss = linear_cross_entropy(hidden, weight, ignored, ignore_index=-1, reduction="sum")
+    assert loss.item() == 0
+
+
+@pytest.mark.parametrize("ignored", [0, -100, 2**40])
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+def test_an_index_of_any_width_is_ignored(target, ignored):
+    hidden, weight, targets, _, _ = problem(6, 5, 4, 50)
+    given = mx.where(mx.arange(targets.size) % 2 == 0, mx.array(ignored, mx.int64), targets)
+    with zmlx.target(target):
+        got = linear_cross_entropy(hidden, weight, given, ignore_index=ignored, reduction="none")
+    want = linear_cross_entropy(hidden, weight, targets, reduction="none")
+    want = mx.where(given == ignored, 0.0, want)
+    np.testing.assert_allclose(np.array(got), np.array(want), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+def test_without_rows_there_is_no_loss(target):
+    with zmlx.target(target):
+        loss, lse = linear_cross_entropy(
+            mx.zeros((2, 0, 4)), mx.zeros((5, 4)), mx.zeros((2, 0), mx.int32), reduction="none",
+            return_lse=True,
+        )  # fmt: skip
+    assert loss.shape == lse.shape == (2, 0)
 
 
 def test_a_new_number_compiles_nothing():

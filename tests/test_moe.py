@@ -1,5 +1,7 @@
 """Mixture of experts: routing, dispatch, combine and the experts, as one layer and in parts."""
 
+from functools import partial
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -232,6 +234,33 @@ def test_normalized_weights_are_finite_where_the_scores_vanish():
     weights, indices = topk_gating(logits, mx.array([-9.0, 5.0, 4.0, 0.0]), top_k=2)
     assert indices.tolist() == [[1, 2]]
     np.testing.assert_allclose(to_numpy(weights), [[0.26894142, 0.73105858]], rtol=1e-6)
+
+
+@GEOMETRIES
+def test_normalized_weights_of_vanishing_sigmoids_are_their_ratios(geometry):
+    """Scores below the least float32, and experts beside them that are not chosen."""
+    rows = [
+        [-200.0, -201.0, -300.0, -1e4],
+        [-88.5, -89.0, -104.0, -110.0],
+        [2.0, 1.0, -200.0, -210.0],
+    ]
+    logits, dweights = mx.array(rows), normal(3, 3)
+    gate = partial(topk_gating, top_k=3, scores="sigmoid", scale=2.0)
+    with launch.geometry(geometry):
+        weights, indices = gate(logits)
+        dlogits = mx.vjp(lambda x: gate(x)[0], [logits], [dweights])[1][0]
+    assert indices.tolist() == [[0, 1, 2]] * 3
+    x = np.array(rows)[:, :3]
+    scores = 1 / (1 + np.exp(-x))
+    w = scores / scores.sum(axis=-1, keepdims=True)
+    np.testing.assert_allclose(to_numpy(weights), 2 * w, rtol=1e-6, atol=1e-30)
+    dw = 2 * to_numpy(dweights)
+    dx = w * (1 - scores) * (dw - (dw * w).sum(axis=-1, keepdims=True))
+    np.testing.assert_allclose(to_numpy(dlogits)[:, :3], dx, rtol=1e-5, atol=1e-6)
+    assert not np.any(to_numpy(dlogits)[:, 3])
+    with zmlx.target("reference"):
+        again = gate(logits)[0]
+    np.testing.assert_allclose(to_numpy(again), 2 * w, rtol=2e-5, atol=1e-30)
 
 
 def test_the_bias_chooses_and_has_no_gradient():

@@ -137,6 +137,20 @@ def test_float32_moments_follow_small_gradients_that_bfloat16_loses():
     np.testing.assert_allclose(got, want, rtol=1e-4)
 
 
+@EVERY
+def test_infinite_and_missing_values_spread_as_in_mlx(name, options):
+    """A term that an option leaves out is not 0 · inf."""
+    values = np.array([0, -0.0, 1, -2.5, np.inf, -np.inf, np.nan, 3e38, 1e-30], dtype=np.float32)
+    p, g = (mx.array(x.ravel()) for x in np.meshgrid(values, values))
+    gradients = [{"w": g}, {"w": g}, {"w": g[::-1]}]
+    ours = run(getattr(optimizers, name)(**options), {"w": p}, gradients)["w"]
+    theirs = run(getattr(mlx_optimizers, name)(**options), {"w": p}, gradients)["w"]
+    some = ~np.isfinite(np.array(theirs))
+    assert some.any()
+    np.testing.assert_array_equal(np.array(ours)[some], np.array(theirs)[some])
+    assert np.isfinite(np.array(ours)[~some]).all()
+
+
 # ---- launches -----------------------------------------------------------------------------------
 
 
@@ -317,6 +331,15 @@ def test_a_compiled_step_takes_the_kernel_and_keeps_its_state():
     np.testing.assert_allclose(losses, train(plain, False), rtol=1e-4)
     assert ours.step.item() == 6
     assert losses[-1] < losses[0]
+
+
+@EVERY
+def test_they_may_take_the_place_of_those_of_mlx(name, options, monkeypatch):
+    """For a script that is not ours: mlx.optimizers.AdamW = zmlx.optimizers.AdamW."""
+    for each in ("Adam", "AdamW", "Lion", "SGD"):
+        monkeypatch.setattr(mlx_optimizers, each, getattr(optimizers, each))
+    for fused in (True, False):
+        run(getattr(mlx_optimizers, name)(**options, fused=fused), tree(0), [tree(1)])
 
 
 def test_multi_optimizer():

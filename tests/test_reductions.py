@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import zmlx
 from zmlx import kernels, launch, metal
 from zmlx.kernels import argmax, argmin, max, mean, min, std, sum, var
 from zmlx.kernels.axes import NUMBERS, plan
@@ -105,17 +106,25 @@ def test_the_first_nan_is_found():
     assert argmax(x).item() == argmin(x).item() == 80001
 
 
-def test_reductions_of_nothing():
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+def test_reductions_of_nothing(target):
+    with zmlx.target(target):
+        check_reductions_of_nothing()
+
+
+def check_reductions_of_nothing():
     x = mx.zeros((0, 3))
     np.testing.assert_array_equal(np.array(sum(x, 0)), [0, 0, 0])
     assert sum(x).item() == 0
     for op in (mean, var, std):
         assert np.isnan(np.array(op(x, 0))).all()
-    for op in (sum, mean, max, min, var, std):
+    for op in (sum, mean, max, min, var, std, argmax, argmin):
         assert op(x, 1).shape == (0,)
+        mx.eval(op(x, 1))
     for op in (max, min, argmax, argmin):
-        with pytest.raises(ValueError, match=rf"\[{op.__name__}\] 'x' must have elements"):
-            op(x, 0)
+        for none, axis in ((x, 0), (x, None), (mx.zeros((0, 0)), 1)):
+            with pytest.raises(ValueError, match=rf"\[{op.__name__}\] 'x' must have elements"):
+                op(none, axis)
 
 
 def test_0d_arrays_and_no_axes():

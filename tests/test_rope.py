@@ -178,6 +178,23 @@ def test_a_new_length_position_or_base_compiles_nothing():
     assert after["compiles"] + after["cache_hits"] == before["compiles"] + before["cache_hits"]
 
 
+@pytest.mark.parametrize("geometry", ["cpu", "gpu"])
+@pytest.mark.parametrize("dtype, top", [(mx.int32, 2**31), (mx.uint32, 2**32)], ids=str)
+def test_positions_beyond_the_dtype_of_the_offset_do_not_wrap(geometry, dtype, top):
+    """Steps on both sides of the largest offset, by an array, an int and one by one."""
+    x = mx.array(np.random.default_rng(0).standard_normal((2, 1, 4, 8)).astype(np.float32))
+    starts = [top - 2, top - 1]
+    with launch.geometry(geometry):
+        got = rope(x, offset=mx.array(starts, dtype))
+        for batch, start in enumerate(starts):
+            one = x[batch : batch + 1]
+            wanted = mx.array([start], mx.int64)
+            assert mx.array_equal(got[batch : batch + 1], rope(one, offset=wanted)).item()
+            assert mx.array_equal(got[batch : batch + 1], rope(one, offset=start)).item()
+            last = rope(one[:, :, 3:], offset=np.int64(start + 3))
+            assert mx.array_equal(got[batch : batch + 1, :, 3:], last).item()
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -189,17 +206,19 @@ def test_a_new_length_position_or_base_compiles_nothing():
         ({"freqs": mx.ones((4,)), "base": 1.0}, "'base' must be None where freqs"),
         ({"offset": mx.array([1, 2, 3])}, "'offset' must have shape () or (2,) but got (3,)."),
         ({"offset": mx.array(1.0)}, "'offset' must have dtype int32, uint32 or int64"),
+        ({"offset": 2.0}, "'offset' must be an int or an mx.array but got float."),
+        ({"offset": 2**63 - 5}, "'offset' must be a position of 64 bits but got"),
         ({"offset": 1, "positions": mx.arange(5)}, "'offset' must be 0 where positions"),
         ({"positions": mx.arange(4)}, "'positions' must have shape (5,) or (2, 5) but got (4,)."),
         ({"sections": (2, 2)}, "'positions' must have shape (2, 2, 5) but got None."),
         ({"sections": (2, 1)}, "'sections' must be sizes ≥ 0 that sum to 4 but got (2, 1)."),
         ({"sections": 4}, "'sections' must be sizes ≥ 0 that sum to 4 but got 4."),
-        ({"sections": (True, 3)}, "'sections' must be sizes ≥ 0 that sum to 4 but got (True, 3)."),
+        ({"sections": (True, 3)}, "'sections' must be a sequence of ints but got bool."),
         ({"interleave_sections": True}, "'interleave_sections' must be False without sections"),
     ],
 )
 def test_errors(options, message):
-    with pytest.raises(ValueError, match=re.escape(f"[rope] {message}")):
+    with pytest.raises((TypeError, ValueError), match=re.escape(f"[rope] {message}")):
         rope(normal(2, 3, 5, 8), **options)
 
 

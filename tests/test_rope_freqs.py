@@ -127,7 +127,7 @@ def test_scalings_that_are_wrong(scaling, message):
         ({"dims": 4.0}, TypeError, "'dims' must be an int but got float."),
         ({"scaling": "yarn"}, TypeError, "'scaling' must be a dict but got str."),
         ({"base": 1.0}, ValueError, "'base' must be more than 1 and finite but got 1.0."),
-        ({"length": 0}, ValueError, "'length' must be positive but got 0."),
+        ({"length": 0}, ValueError, "'length' must be at least 1 but got 0."),
         ({"scaling": {"type": "dynamic", "factor": 2}}, ValueError,
          "'max_position_embeddings' must be given for 'dynamic' but got None."),
     ],

@@ -338,7 +338,7 @@ def test_the_dtype_is_that_of_the_sum():
 @pytest.mark.parametrize("options, message", [
     ({"offset": 1}, r"'offset' must be None unless causal=True but got 1"),
     ({"causal": 1}, r"'causal' must be True or False but got int"),
-    ({"causal": True, "offset": 1.5}, r"'offset' must be an integer but got float"),
+    ({"causal": True, "offset": 1.5}, r"'offset' must be an int or an mx.array but got float"),
     ({"causal": True, "offset": mx.array([1])}, r"'offset' must have shape \(\) but got \(1,\)"),
     ({"scale": "2"}, r"'scale' must be a number but got str"),
     ({"mask": mx.ones((3, 9))}, r"'mask' must broadcast to \(2, 9\) but got \(3, 9\)"),

@@ -155,12 +155,22 @@ def check_number(op: str, name: str, value: Any) -> float:
         ) from None
 
 
-def check_integer(op: str, name: str, value: Any) -> int:
-    """`value` as an int, or an error."""
+def check_integer(op: str, name: str, value: Any, wanted: str = "an int") -> int:
+    """`value` as an int, or an error, which says what is `wanted`."""
     try:
         return index(None if isinstance(value, bool) else value)  # type: ignore[arg-type]
     except TypeError:
-        raise TypeError(f"[{op}] '{name}' must be an int but got {type(value).__name__}.") from None
+        raise TypeError(
+            f"[{op}] '{name}' must be {wanted} but got {type(value).__name__}."
+        ) from None
+
+
+def check_size(op: str, name: str, value: Any) -> int:
+    """`value` as an int of at least 1, or an error."""
+    size = check_integer(op, name, value)
+    if size < 1:
+        raise ValueError(f"[{op}] '{name}' must be at least 1 but got {size}.")
+    return size
 
 
 def check_flag(op: str, name: str, value: Any) -> bool:
@@ -174,10 +184,7 @@ def check_axis(op: str, x: mx.array, axis: int, wanted: str = "an int") -> int:
     """`axis` counted from the front, or an error, which says what is `wanted`."""
     if not isinstance(x, mx.array):
         check_array(op, "x", x)
-    try:
-        number = index(None if isinstance(axis, bool) else axis)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"[{op}] 'axis' must be {wanted} but got {type(axis).__name__}.") from None
+    number = check_integer(op, "axis", axis, wanted)
     if not -x.ndim <= number < x.ndim:
         raise ValueError(f"[{op}] 'axis' must be in [{-x.ndim}, {x.ndim}) but got {number}.")
     return number % x.ndim

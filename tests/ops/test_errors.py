@@ -77,6 +77,36 @@ def test_an_option_of_a_wrong_type(op, option, value):
         op.function(*values, **{**op.cases[1].options, option.name: value})
 
 
+def whole(option):
+    """A value of an option of ints; None for others."""
+    values = () if type(option.default) is float else (option.default, *option.values)
+    return next((v for v in values if type(v) is int), None)
+
+
+INTEGRAL = [p for p in OPTIONS if whole(p.values[1]) is not None]
+
+
+@pytest.mark.parametrize("op, option", INTEGRAL)
+def test_integers_of_numpy_are_integers(op, option):
+    values = draw(op, op.cases[1], mx.float32)
+    number = whole(option)
+    want, got = (
+        outputs(op.function(*values, **{**op.cases[1].options, option.name: n}))
+        for n in (number, np.int64(number))
+    )
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_array_equal(np.array(one), np.array(other))
+
+
+@pytest.mark.parametrize("op, option", INTEGRAL)
+@pytest.mark.parametrize("value", [2.0, True], ids=repr)
+def test_floats_and_truth_are_no_integers(op, option, value):
+    values = draw(op, op.cases[1], mx.float32)
+    pattern = re.escape(f"[{op.name}] '{option.name}' must be ") + r".* but got .*\."
+    with pytest.raises((TypeError, ValueError), match=pattern):
+        op.function(*values, **{**op.cases[1].options, option.name: value})
+
+
 NUMERIC = [p for p in OPTIONS if type(p.values[1].default) is float]
 
 

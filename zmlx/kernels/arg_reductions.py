@@ -49,6 +49,8 @@ def _extreme_at(name: str, x: mx.array, axis: int | None, keepdims: bool) -> mx.
     p = plan(tuple(x.shape), axes)
     if p.elements == 0:
         raise ValueError(f"[{name}] 'x' must have elements to compare but got shape {x.shape}.")
+    if not x.size:  # nothing is asked for, which MLX refuses
+        return mx.zeros(p.kept if keepdims else p.shape, dtype=mx.uint32)
     if settings().target == "reference" or cpu.maybe_tracing((x,)) == cpu.DYNAMIC:
         plain = mx.argmax if name == "argmax" else mx.argmin
         return plain(x, axis=axis, keepdims=keepdims)

@@ -19,7 +19,15 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..arguments import BOOLEAN, FLOATING, Argument, check_array, check_flag, check_number
+from ..arguments import (
+    BOOLEAN,
+    FLOATING,
+    Argument,
+    check_array,
+    check_flag,
+    check_integer,
+    check_number,
+)
 from ..metal import scalar
 from ..registry import Case, Op, Option, register
 from .attention_launch import attend
@@ -57,8 +65,9 @@ def check_heads(op: str, q: mx.array, k: mx.array, v: mx.array) -> None:
 
 def check_options(
     op: str, q: mx.array, scale: Any, causal: Any, window: Any, softcap: Any, sinks: Any
-) -> None:
-    """Raises for options that are no such thing, and for queries (…, H, L, D) without a D."""
+) -> int | None:
+    """The window as an int. Raises for options that are no such thing, and for queries
+    (…, H, L, D) without a D."""
     heads, _, d = q.shape[-3:]
     if d == 0:
         raise ValueError(
@@ -67,11 +76,9 @@ def check_options(
     if scale is not None:
         check_number(op, "scale", scale)
     check_flag(op, "causal", causal)
-    if window is not None:
-        if not isinstance(window, int) or isinstance(window, bool):
-            raise TypeError(f"[{op}] 'window' must be an integer but got {type(window).__name__}.")
-        if not 1 <= window < 2**30:
-            raise ValueError(f"[{op}] 'window' must be in [1, 2^30) but got {window}.")
+    size = None if window is None else check_integer(op, "window", window)
+    if size is not None and not 1 <= size < 2**30:
+        raise ValueError(f"[{op}] 'window' must be in [1, 2^30) but got {size}.")
     if softcap is not None and not 0 < check_number(op, "softcap", softcap) < inf:
         raise ValueError(f"[{op}] 'softcap' must be positive and finite but got {softcap}.")
     if sinks is not None:
@@ -80,6 +87,7 @@ def check_options(
             raise ValueError(
                 f"[{op}] 'sinks' must have shape ({heads},) but got {tuple(sinks.shape)}."
             )
+    return size
 
 
 def _mask_of(q: mx.array, k: mx.array, mask: mx.array) -> mx.array:
@@ -120,20 +128,22 @@ def scaled_dot_product_attention(
             last `window` keys.
         softcap: c > 0 makes the scores c · tanh(scores / c), before the mask.
         return_lse: also the logarithm of the sum of the exponentials of the scores, the sink's
-            among them, as float32 (B, H, L).
+            among them, as float32 (B, H, L): -inf for a query without scores, or whose
+            scores are all -inf.
 
     Returns:
         (B, H, L, V) in the dtype that q, k and v promote to, or (out, lse). A query without a key
         within `causal` and `window`, or all of whose keys there a bool mask drops, attends to them
         all alike, as in MLX, or with a sink to nothing; one whose keys all have a mask of -inf is
-        NaN. Where S is 0 all is NaN, or 0 with sinks. Scores that a condition drops have the
-        gradient 0. Gradients for q, k, v, an added mask and sinks; lse may be differentiated too.
+        NaN. Where S is 0 that is so of all, or all is 0 with sinks. Scores that a condition drops
+        have the gradient 0. Gradients for q, k, v, an added mask and sinks; lse may be
+        differentiated too.
 
     Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691. Sinks: Xiao et al. 2023,
     arXiv:2309.17453, learned as in gpt-oss.
     """
     check_heads(_OP, q, k, v)
-    check_options(_OP, q, scale, causal, window, softcap, sinks)
+    window = check_options(_OP, q, scale, causal, window, softcap, sinks)
     check_flag(_OP, "return_lse", return_lse)
     if not q.dtype == k.dtype == v.dtype:
         dtype = mx.result_type(q, k, v)

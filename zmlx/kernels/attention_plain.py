@@ -71,7 +71,11 @@ def _scores(
 
 def softmax_of(z: Any, sinks: Any, xp: Any) -> tuple[Any, Any, Any]:
     """exp(z - peak), the peak and the total."""
-    peak = xp.max(z, axis=-1, keepdims=True)
+    # Finite, so that a query without scores has no exponentials, and -inf as their logarithm.
+    if z.shape[-1]:
+        peak = xp.maximum(xp.max(z, axis=-1, keepdims=True), DROPPED)
+    else:
+        peak = xp.sum(z, axis=-1, keepdims=True) + DROPPED
     if sinks is not None:
         sinks = sinks[:, None, None]
         peak = xp.maximum(peak, sinks)
@@ -101,7 +105,7 @@ def scaled_dot_product_attention_reference(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     z, _, _ = _scores(q, k, mask, scale, causal, window, softcap, xp)
     e, peak, total = softmax_of(z, sinks, xp)
-    out = product(e / total, v, xp)
+    out = product(e, v, xp) / total  # NaN where there is no key
     if return_lse:
         return out, (peak + xp.log(total))[..., 0]
     return out
@@ -130,7 +134,7 @@ def forward_in_mlx(form: Form, inputs: Arrays) -> Arrays:
     some, options = _float32(form, inputs)
     z, _, _ = _scores(some["q"], some["k"], xp=mx, **options)
     e, peak, total = softmax_of(z, some.get("sinks"), mx)
-    out = product(e / total, some["v"], mx)
+    out = product(e, some["v"], mx) / total
     return out.astype(inputs[0].dtype), peak.squeeze(-1), total.squeeze(-1)
 
 

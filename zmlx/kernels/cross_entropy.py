@@ -17,7 +17,15 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..arguments import Argument, check, check_array, check_axis, check_flag, check_number
+from ..arguments import (
+    Argument,
+    check,
+    check_array,
+    check_axis,
+    check_flag,
+    check_integer,
+    check_number,
+)
 from ..launch import settings
 from ..metal import scalar
 from ..registry import Case, Op, Option, register
@@ -75,8 +83,8 @@ def cross_entropy_reference(
 
 # ---- what linear_cross_entropy shares -----------------------------------------------------------
 
-#: Stands for "no index is ignored": no target has this value.
-_NOTHING = -(2**63)
+#: Stands for "no index is ignored".
+NOTHING = -(2**63)
 
 
 def numbers(
@@ -101,17 +109,10 @@ def numbers(
 
 def ignored_index(op: str, ignore_index: int | None) -> mx.array:
     """The index that is ignored, as the kernels take it."""
-    if ignore_index is not None and (
-        not isinstance(ignore_index, int) or isinstance(ignore_index, bool)
-    ):
-        raise TypeError(
-            f"[{op}] 'ignore_index' must be an int or None but got {type(ignore_index).__name__}."
-        )
-    if ignore_index is not None and not _NOTHING < ignore_index < 2**63:
-        raise ValueError(
-            f"[{op}] 'ignore_index' must be a number of 64 bits but got {ignore_index}."
-        )
-    return scalar(_NOTHING if ignore_index is None else ignore_index)
+    index = NOTHING if ignore_index is None else check_integer(op, "ignore_index", ignore_index)
+    if ignore_index is not None and not -(2**62) < index < 2**62:
+        raise ValueError(f"[{op}] 'ignore_index' must be in (-2^62, 2^62) but got {ignore_index}.")
+    return scalar(index)
 
 
 def weights_of_rows(class_weights: mx.array, targets: mx.array, ignore: mx.array) -> mx.array:

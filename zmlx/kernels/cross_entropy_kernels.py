@@ -143,9 +143,11 @@ class Terms:
         return f"smoothing / {classes}{weight}"
 
 
+#: An index that is ignored is above -2^62; -2^63 stands for none, and ignores no target.
+IGNORED = Let("ignored", "target == ignore && ignore > -4611686018427387904.0f", "bool")
 #: What is known of a row with a class as its target.
 ROW = (
-    Let("ignored", "target == ignore", "bool"),
+    IGNORED,
     Let("valid", "target >= 0 && target < D", "bool"),
     Let("index", "valid ? target : 0", "int64_t"),
 )

@@ -78,7 +78,7 @@ def decode_attention(
     op = NAMES[PLAIN]
     check_heads(op, q, k, v)
     same_dtype(op, q, k=k, v=v)
-    check_options(op, q, scale, causal, window, softcap, sinks)
+    window = check_options(op, q, scale, causal, window, softcap, sinks)
     flags: dict[str, Any] = {"causal": causal}
     before, after = options_of(flags, scale, q.shape[-1], window, softcap)
     middle = []

@@ -180,7 +180,8 @@ def decode_scores(
     if softcap is not None:
         z = softcap * xp.tanh(z / softcap)
     key = xp.arange(k.shape[2])
-    length = k.shape[2] if lengths is None else lengths[:, None, None, None]
+    # Signed, since a query may lie before the first key.
+    length = k.shape[2] if lengths is None else lengths[:, None, None, None].astype(xp.int64)
     position = length - q.shape[2] + xp.arange(q.shape[2])[:, None]
     keep = key <= position if causal else key == key
     if window is not None:
@@ -193,7 +194,7 @@ def decode_scores(
 def weighted(z: Any, v: Any, sinks: Any, xp: Any) -> Any:
     """softmax(z) v, with sinks in the softmax."""
     e, _, total = softmax_of(z, sinks, xp)
-    return product(e / total, v, xp)
+    return product(e, v, xp) / total
 
 
 def unpacked(words: Any, scales: Any, biases: Any, bits: int, xp: Any) -> Any:

@@ -14,13 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache, partial, update_wrapper
 from math import prod
-from operator import index
 from typing import Any
 
 import mlx.core as mx
 
 from .. import philox
-from ..arguments import Argument, check_number
+from ..arguments import Argument, check_integer, check_number
 from ..codegen import Elementwise, Let, Operand, Output
 from ..metal import scalar
 from ..pattern import PatternKernel
@@ -88,12 +87,7 @@ def _wide(value: int) -> mx.array:
 def _number(op: str, name: str, value: int | mx.array) -> mx.array:
     if isinstance(value, mx.array):
         return value
-    try:
-        number = index(value)
-    except TypeError:
-        raise TypeError(
-            f"[{op}] '{name}' must be an int or an mx.array but got {type(value).__name__}."
-        ) from None
+    number = check_integer(op, name, value, "an int or an mx.array")
     if not 0 <= number < 2**63:
         raise ValueError(f"[{op}] '{name}' must be in [0, 2^63) but got {number}.")
     return _wide(number)

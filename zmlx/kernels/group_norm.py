@@ -16,13 +16,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, update_wrapper
-from operator import index
 from typing import Any
 
 import mlx.core as mx
 
 from .. import launch
-from ..arguments import Argument, check, check_flag, check_number
+from ..arguments import Argument, check, check_flag, check_integer, check_number
 from ..autograd import sum_chunks
 from ..body import BodyKernel
 from ..metal import scalar
@@ -140,12 +139,7 @@ def group_norm(
     check("group_norm", _ARGUMENTS, (x, weight, bias))
     if x.ndim < 2:
         raise ValueError(f"[group_norm] 'x' must have shape (B, *, D) but got {x.shape}.")
-    try:
-        groups = index(num_groups)
-    except TypeError:
-        raise TypeError(
-            f"[group_norm] 'num_groups' must be an int but got {type(num_groups).__name__}."
-        ) from None
+    groups = check_integer("group_norm", "num_groups", num_groups)
     if groups < 1 or x.shape[-1] % groups:
         raise ValueError(
             f"[group_norm] 'num_groups' must divide {x.shape[-1]} channels but got {groups}."

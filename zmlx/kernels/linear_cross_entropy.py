@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 
 from .. import launch
-from ..arguments import Argument, check, check_flag
+from ..arguments import Argument, check, check_flag, check_size
 from ..registry import Case, Op, Option, register
 from ..targets import cpu
 from . import linear_cross_entropy_rows as by_rows
@@ -127,8 +127,7 @@ def linear_cross_entropy(
     ignore = ignored_index(op, ignore_index)
     check(op, _ARGUMENTS, (hidden, weight, targets, bias, class_weights))
     classes = weight.shape[0]
-    if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
-        raise ValueError(f"[{op}] 'chunk' must be a positive int but got {chunk!r}.")
+    chunk = None if chunk is None else check_size(op, "chunk", chunk)
     dtype = mx.result_type(hidden.dtype, weight.dtype)
     dtype = dtype if bias is None else mx.result_type(dtype, bias.dtype)
     lead = tuple(hidden.shape[:-1])
@@ -159,7 +158,7 @@ def linear_cross_entropy(
         some = None if ignore_index is None else ignore
         counts = counting_weights(rows[2], some, row_weights)
     wanted = (traced[0], traced[1], traced[2])
-    one = reduction != "none" and not return_lse and chunk is None and flat
+    one = reduction != "none" and not return_lse and chunk is None and flat and classes > 0
     if one and by_rows.suits(hidden, weight, bias):
         last = [] if counts is None else [counts]
         height = by_rows.height(rows[0].shape[0])

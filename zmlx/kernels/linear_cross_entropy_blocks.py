@@ -30,6 +30,7 @@ from .. import launch
 from ..metal import scalar
 from ..targets import cpu
 from ..transforms import Arrays, complete
+from .cross_entropy import NOTHING
 from .linear_cross_entropy_kernels import ChunkTerms, accumulate, finish, gradient
 
 #: Logits in a block: a part of all of them, and at least so many that a product is worth a launch.
@@ -112,7 +113,8 @@ class Blocks:
         blocks = self.parts(some, lowest, *[zeros] * (len(self.chunk.carried) - 1))
         kernel = accumulate(self.chunk)
         done: list[mx.array] = []
-        for start in range(0, classes, self.width):
+        # Without classes there is a chunk of none, which refuses the targets.
+        for start in range(0, max(classes, 1), self.width):
             weight, more = self.columns(some, start)
             for block in blocks:
                 hidden = after(block[0], done)
@@ -184,7 +186,8 @@ class Blocks:
         z = some["hidden"] @ some["weight"].T
         z = z + some["bias"] if "bias" in some else z
         z = some["softcap"] * mx.tanh(z / some["softcap"]) if "softcap" in some else z
-        lse = mx.logsumexp(z, axis=-1)
+        # MLX's refuses an array without rows.
+        lse = mx.logsumexp(z, axis=-1) if some["targets"].size else z.sum(axis=-1)
         targets = some["targets"]
         # From the elements and not from the shape, which a shapeless compile may change.
         classes = mx.ones_like(z).astype(mx.int32).sum(axis=-1)
@@ -199,7 +202,8 @@ class Blocks:
             loss = loss + some["smoothing"] * (away.mean(axis=-1) - loss)
         if "z_scale" in some:
             loss = loss + some["z_scale"] * lse * lse
-        loss = mx.where(targets == some["ignore"], 0.0, mx.where(valid, loss, mx.nan))
+        ignored = (targets == some["ignore"]) & (some["ignore"].astype(mx.int64) != NOTHING)
+        loss = mx.where(ignored, 0.0, mx.where(valid, loss, mx.nan))
         return [loss, lse]
 
     def __call__(self, *inputs: mx.array) -> Sequence[mx.array]:

@@ -20,6 +20,7 @@ from .. import msl
 from ..codegen import Check, Elementwise, Let, Operand, Output, Pass, Reduce, Rowwise
 from ..pattern import PatternKernel
 from .cross_entropy_kernels import (
+    IGNORED,
     TARGETS,
     Terms,
     cap_slope,
@@ -79,7 +80,7 @@ class ChunkTerms:
 
 
 _VALID = (
-    Let("ignored", "target == ignore", "bool"),
+    IGNORED,
     Let("valid", "target >= 0 && target < classes", "bool"),
 )
 _LOGITS = Operand("x", array="logits")

@@ -19,7 +19,15 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..arguments import BOOLEAN, FLOATING, Argument, check_array, check_flag, check_number
+from ..arguments import (
+    BOOLEAN,
+    FLOATING,
+    Argument,
+    check_array,
+    check_flag,
+    check_integer,
+    check_number,
+)
 from ..autograd import sum_chunks
 from ..codegen import Let, Operand, Output, Pass, Reduce, Rowwise
 from ..launch import LONGEST_KEPT_ROW, settings
@@ -216,7 +224,8 @@ def _rows_of(lead: tuple[int, ...], own: tuple[int, ...]) -> mx.array:
 _FAR = 2**30
 
 
-def _check(x: mx.array, mask: mx.array | None, causal: bool, offset: Any) -> None:
+def _check(x: mx.array, mask: mx.array | None, causal: bool, offset: Any) -> Any:
+    """Raises for what does not fit; the offset as it is used."""
     op = "masked_softmax"
     check_array(op, "x", x)
     if x.ndim < 1:
@@ -229,15 +238,16 @@ def _check(x: mx.array, mask: mx.array | None, causal: bool, offset: Any) -> Non
             raise ValueError(f"[{op}] 'mask' must broadcast to {tuple(x.shape)} but got {shape}.")
     check_flag(op, "causal", causal)
     if offset is None:
-        return
+        return None
     if not causal:
         raise ValueError(f"[{op}] 'offset' must be None unless causal=True but got {offset}.")
     if isinstance(offset, mx.array):
         check_array(op, "offset", offset, (mx.int32,))
         if offset.ndim:
             raise ValueError(f"[{op}] 'offset' must have shape () but got {tuple(offset.shape)}.")
-    elif not isinstance(offset, int) or isinstance(offset, bool):
-        raise TypeError(f"[{op}] 'offset' must be an integer but got {type(offset).__name__}.")
+        return mx.clip(offset, -_FAR, _FAR)
+    number = check_integer(op, "offset", offset, "an int or an mx.array")
+    return max(-_FAR, min(number, _FAR))
 
 
 def masked_softmax(
@@ -259,7 +269,7 @@ def masked_softmax(
         scale: a number; a new value compiles nothing.
         causal: query i keeps key j only if j ≤ i + S - L + offset, as in
             `mx.fast.scaled_dot_product_attention` for offset 0; for x of one axis, L = 1.
-        offset: an integer or a 0-d int32 array. Default: 0.
+        offset: an int or a 0-d int32 array. Default: 0.
 
     Returns:
         An array of x's shape, in the dtype of `scale * x + mask`. A row without any score left is
@@ -268,12 +278,8 @@ def masked_softmax(
         keeps such a row finite. Gradients for x and for an added mask, summed over the axes that it
         was broadcast over.
     """
-    _check(x, mask, causal, offset)
+    offset = _check(x, mask, causal, offset)
     factor = scalar(check_number("masked_softmax", "scale", scale))
-    if isinstance(offset, mx.array):
-        offset = mx.clip(offset, -_FAR, _FAR)
-    elif offset is not None:
-        offset = max(-_FAR, min(offset, _FAR))
     some = (x,) if mask is None else (x, mask)
     if settings().target == "reference" or cpu.maybe_tracing(some) == cpu.DYNAMIC:
         dtype = x.dtype if mask is None or mask.dtype == mx.bool_ else mx.result_type(*some)

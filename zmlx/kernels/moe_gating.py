@@ -73,15 +73,16 @@ def topk_gating_reference(
     number = xp.cumsum(xp.ones_like(xp.stop_gradient(logits)), axis=-1) - 1
     chosen = indices[..., None] == number[..., None, :]
     zeros = xp.zeros(chosen.shape)
-    if scores == "softmax" and normalize:
-        picked = xp.sum(xp.where(chosen, logits[..., None, :] + zeros, 0.0), axis=-1)
-        e = xp.exp(picked - xp.stop_gradient(xp.max(picked, axis=-1, keepdims=True)))
-        # A NaN anywhere in the row is not left out.
-        spoiled = xp.stop_gradient(xp.sum(0.0 * score, axis=-1, keepdims=True))
-        return scale * e / xp.sum(e, axis=-1, keepdims=True) + spoiled, indices
-    weights = xp.sum(xp.where(chosen, score[..., None, :] + zeros, 0.0), axis=-1)
     if normalize:
-        weights = weights / xp.sum(weights, axis=-1, keepdims=True)
+        picked = xp.sum(xp.where(chosen, logits[..., None, :] + zeros, 0.0), axis=-1)
+        log_score = picked if scores == "softmax" else -xp.logaddexp(0.0, -picked)
+        e = xp.exp(log_score - xp.stop_gradient(xp.max(log_score, axis=-1, keepdims=True)))
+        weights = e / xp.sum(e, axis=-1, keepdims=True)
+        if scores == "softmax":
+            # A NaN anywhere in the row is not left out.
+            weights = weights + xp.stop_gradient(xp.sum(0.0 * score, axis=-1, keepdims=True))
+        return scale * weights, indices
+    weights = xp.sum(xp.where(chosen, score[..., None, :] + zeros, 0.0), axis=-1)
     return scale * weights, indices
 
 
@@ -259,19 +260,16 @@ def _backward(gating: _Gating) -> BodyKernel:
         x, dw = logits.astype(mx.float32), scale * dweights.astype(mx.float32)
         number = mx.cumsum(mx.ones_like(mx.stop_gradient(x)), axis=-1) - 1
         chosen = indices[..., None] == number[..., None, :]
+        if not gating.softmax:  # the others do not count, not even NaN
+            x = mx.where(mx.any(chosen, axis=-2), x, 0.0)
         score = mx.softmax(x, axis=-1) if gating.softmax else mx.sigmoid(x)
-        if gating.softmax and gating.normalize:
-            score = mx.softmax(mx.where(mx.any(chosen, axis=-2), x, -mx.inf), axis=-1)
-        spread = mx.where(chosen, dw[..., None], 0.0).sum(axis=-2)
-        some = mx.where(mx.any(chosen, axis=-2), score, 0.0)
-        if gating.softmax:
-            dot = (spread * score).sum(axis=-1, keepdims=True)
-            return ((score * (spread - dot)).astype(logits.dtype),)
-        slope = some * (1 - some)
         if gating.normalize:
-            total = some.sum(axis=-1, keepdims=True)
-            dot = (spread * some).sum(axis=-1, keepdims=True) / total
-            slope, spread = slope / total, spread - dot
+            log_score = x if gating.softmax else -mx.logaddexp(0.0, -x)
+            score = mx.softmax(mx.where(mx.any(chosen, axis=-2), log_score, -mx.inf), axis=-1)
+        spread = mx.where(chosen, dw[..., None], 0.0).sum(axis=-2)
+        if gating.softmax or gating.normalize:
+            spread = spread - (spread * score).sum(axis=-1, keepdims=True)
+        slope = score if gating.softmax else score * mx.sigmoid(-x)
         return ((slope * spread).astype(logits.dtype),)
 
     spec = KernelSpec(
@@ -337,8 +335,9 @@ def topk_gating(
             gradient: a bias of the router's linear layer belongs into the logits.
         top_k: experts per token, at most those to choose from. There is no limit to it.
         scores: "softmax" or "sigmoid".
-        normalize: divide the weights by their sum. For softmax that is the softmax of the chosen
-            logits, and so finite however small the scores are.
+        normalize: divide the weights by their sum, which is taken relative to the largest score:
+            the weights sum to `scale` however small the scores are, with no small number in the
+            divisor. Where all chosen logits are -inf they are NaN.
         scale: factor of the weights.
         n_groups, topk_groups, group_score: experts in n_groups equal groups, of which the
             topk_groups best are chosen from (default: all). A group counts by the sum of its two

@@ -252,21 +252,27 @@ if (BY_LOGIT) {
         score[c] = float(logits[size_t(min(first + c % ROWS, rows - 1)) * E + chosen[c]]);
     }
 }
-if (SOFTMAX && NORMALIZE) {
-    for (int r = 0; r < ROWS; ++r) {
-        shift[r] = -INFINITY;
-    }
+// Scores that are normalised are divided by the largest, or nearly, so that not all underflow.
+float least[ROWS];
+for (int r = 0; r < ROWS; ++r) {
+    shift[r] = NORMALIZE ? -INFINITY : SOFTMAX ? shift[r] : 0.0f;
+}
+if (NORMALIZE) {
     for (int k = 0; k < K; ++k) {
         for (int r = 0; r < ROWS; ++r) {
             shift[r] = max(shift[r], score[k * ROWS + r]);
         }
     }
 }
+for (int r = 0; r < ROWS; ++r) {
+    shift[r] = SOFTMAX ? shift[r] : min(shift[r], 0.0f);
+    least[r] = SOFTMAX ? 0.0f : exp(shift[r]);
+}
 float sum[ROWS] = {0};
 for (int k = 0; k < K; ++k) {
     for (int r = 0; r < ROWS; ++r) {
         const float v = score[k * ROWS + r];
-        const float p = SOFTMAX ? exp(v - shift[r]) : 1.0f / (1.0f + exp(-v));
+        const float p = SOFTMAX ? exp(v - shift[r]) : 1.0f / (least[r] + exp(shift[r] - v));
         score[k * ROWS + r] = p;
         sum[r] += p;
     }
@@ -391,17 +397,19 @@ if (SOFTMAX && !NORMALIZE) {
         }
     }
 } else {
-    if (SOFTMAX) {
+    if (NORMALIZE) {
         shift = -INFINITY;
         for (int k = 0; k < K; ++k) {
             shift = max(shift, float(x[min(int(where[k]), E - 1)]));
         }
+        shift = SOFTMAX ? shift : min(shift, 0.0f);
     }
+    const float least = exp(shift);
     float sum = 0.0f;
     float dot = 0.0f;
     for (int k = 0; k < K; ++k) {
         const float v = float(x[min(int(where[k]), E - 1)]);
-        const float p = SOFTMAX ? exp(v - shift) : 1.0f / (1.0f + exp(-v));
+        const float p = SOFTMAX ? exp(v - shift) : 1.0f / (least + exp(shift - v));
         sum += p;
         dot += float(dw[k]) * p;
     }
@@ -416,7 +424,7 @@ if (SOFTMAX && !NORMALIZE) {
     for (int k = 0; k < K; ++k) {
         const int e = min(int(where[k]), E - 1);
         const float v = float(x[e]);
-        const float p = SOFTMAX ? exp(v - shift) : 1.0f / (1.0f + exp(-v));
+        const float p = SOFTMAX ? exp(v - shift) : 1.0f / (least + exp(shift - v));
         const float slope = SOFTMAX ? p : p * (1.0f / (1.0f + exp(v)));
         if (live && e % LANES == int(lane)) {
             out[e] = T(scale * norm * slope * (float(dw[k]) - dot));

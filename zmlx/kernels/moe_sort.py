@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from .. import launch, msl
-from ..arguments import INDICES, Argument, check
+from ..arguments import INDICES, Argument, check, check_size
 from ..body import BodyKernel, Plan, constant
 from ..metal import KernelSpec
 from ..registry import Case, Op, Option, register
@@ -177,8 +177,7 @@ def moe_sort(indices: mx.array, *, num_experts: int) -> Routing:
     Returns:
         `Routing`: order, positions, counts and offsets. No gradient.
     """
-    if not isinstance(num_experts, int) or num_experts < 1:
-        raise ValueError(f"[moe_sort] 'num_experts' must be at least 1 but got {num_experts!r}.")
+    num_experts = check_size("moe_sort", "num_experts", num_experts)
     check("moe_sort", _ARGUMENTS, [indices])
     # Where the indices come from is nothing to differentiate.
     return Routing(*_sort(num_experts)(mx.stop_gradient(indices))[:4])

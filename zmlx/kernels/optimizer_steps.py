@@ -5,7 +5,7 @@
             c₁ = 1 / (1 - β₁ᵗ), c₂ = 1 / √(1 - β₂ᵗ), or both 1         (Loshchilov & Hutter 2019)
     lion    c = β₁ m + (1 - β₁) g           m' = β₂ m + (1 - β₂) g
             p' = (1 - λ η) p - η sign(c)                                (Chen et al. 2023)
-    sgd     h = g + λ p                     v' = μ v + (1 - τ) h
+    sgd     h = g + λ p, or g without decay v' = μ v + (1 - τ) h
             p' = p - η v', with Nesterov p - η (h + μ v')
 
 Bytes: adamw reads four arrays and writes three, lion and sgd read three and write two. Arithmetic
@@ -22,7 +22,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..arguments import Argument, check_flag, check_number
+from ..arguments import Argument, check_flag, check_number, check_size
 from ..codegen import Elementwise, Let, Operand, Output
 from ..metal import scalar
 from ..packed import PackedKernel
@@ -82,7 +82,7 @@ def sgd_reference(
     xp: Any = mx,
 ) -> Any:
     """sgd in plain MLX."""
-    h = g + weight_decay * p
+    h = g + weight_decay * p if weight_decay != 0 else g
     speed = momentum * v + (1 - dampening) * h
     return p - learning_rate * (h + momentum * speed if nesterov else speed), speed
 
@@ -133,11 +133,15 @@ LION = Elementwise(
 )  # fmt: skip
 
 
+#: The gradient with its penalty. Without decay an infinite parameter is no 0 · inf.
+_DECAYED = "decay != 0 ? g * scale + decay * p : g * scale"
+
+
 def _sgd(step: str) -> Elementwise:
     return Elementwise(
         (*_full("p", "g", "v"), *_numbers("scale", "rate", "decay", "momentum", "rest")),
         _outputs(p=f"p - rate * ({step})", v="speed"),
-        (Let("h", "g * scale + decay * p"), Let("speed", "momentum * v + rest * h")),
+        (Let("h", _DECAYED), Let("speed", "momentum * v + rest * h")),
     )
 
 
@@ -145,7 +149,7 @@ SGD = _sgd("speed")
 SGD_NESTEROV = _sgd("h + momentum * speed")
 SGD_WITHOUT_MOMENTUM = Elementwise(
     (*_full("p", "g"), *_numbers("scale", "rate", "decay")),
-    _outputs(p="p - rate * (g * scale + decay * p)"),
+    _outputs(p=f"p - rate * ({_DECAYED})"),
 )
 
 #: The steps over the arrays of a tree.
@@ -217,8 +221,7 @@ def adamw(
         New parameter and moments, each in the dtype of the old. Gradients for p, g, m, v.
     """
     b1, b2 = check_betas("adamw", betas)
-    if step is not None and check_number("adamw", "step", step) < 1:
-        raise ValueError(f"[adamw] 'step' must be None or from 1 on but got {step}.")
+    step = None if step is None else check_size("adamw", "step", step)
     _check("adamw", learning_rate=learning_rate, eps=eps, weight_decay=weight_decay)
     c1, c2 = _corrections((b1, b2), step)
     numbers = (1.0, learning_rate * c1, 1 - learning_rate * weight_decay, c2,

@@ -91,7 +91,7 @@ def paged_attention(
         )
     check_indices(op, "block_table", block_table, (b, None))
     check_indices(op, "context_lens", context_lens, (b,))
-    check_options(op, q, scale, causal, window, softcap, sinks)
+    window = check_options(op, q, scale, causal, window, softcap, sinks)
     flags: dict[str, Any] = {"causal": causal, "lengths": True}
     before, after = options_of(flags, scale, d, window, softcap)
     inputs = (q, k_cache, v_cache, *before, block_table, context_lens, *after)

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..arguments import INDICES, Argument, check_array
+from ..arguments import INDICES, Argument, check_array, check_integer
 from ..registry import Case, Op, Option, register
 from .attention import check_options
 from .decode import decode_attention_reference
@@ -78,6 +78,7 @@ def quantized_attention(
     check_array(op, "q", q)
     if q.ndim != 4:
         raise ValueError(f"[{op}] 'q' must have 4 axes but got {tuple(q.shape)}.")
+    bits = check_integer(op, "bits", bits)
     if bits not in (4, 8):
         raise ValueError(f"[{op}] 'bits' must be 4 or 8 but got {bits}.")
     b, h, _, d = q.shape
@@ -113,7 +114,7 @@ def quantized_attention(
         raise ValueError(
             f"[{op}] 'v_scales' must have k's group size {groups[0]} but got {groups}."
         )
-    check_options(op, q, scale, causal, window, softcap, sinks)
+    window = check_options(op, q, scale, causal, window, softcap, sinks)
     flags: dict[str, Any] = {"causal": causal}
     before, after = options_of(flags, scale, d, window, softcap)
     middle = []

@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import builtins
 from functools import cache, partial, update_wrapper
-from operator import index
 from typing import Any
 
 import mlx.core as mx
 
-from ..arguments import Argument, check_flag
+from ..arguments import Argument, check_flag, check_integer
 from ..codegen import Let, Operand, Output, Rowwise
 from ..interpret import expression_value
 from ..launch import settings
@@ -193,12 +192,10 @@ def _extreme(name: str, x: mx.array, axis: Axes, keepdims: bool) -> mx.array:
     axes = named_axes(name, x, axis)
     check_flag(name, "keepdims", keepdims)
     p = plan(tuple(x.shape), axes)
-    if p.elements == 0 and 0 not in p.shape:
+    if p.elements == 0:
         raise ValueError(f"[{name}] 'x' must have elements to reduce but got shape {x.shape}.")
     if _is_plain(x):
         return (mx.max if name == "max" else mx.min)(x, axis=axes, keepdims=keepdims)
-    if p.elements == 0:
-        return _nothing(p, keepdims, 0, x.dtype)
 
     def run(x: mx.array) -> Arrays:
         results = (("y", "m"), ("equals", "count"))
@@ -222,10 +219,7 @@ def _spread_out(
 ) -> mx.array:
     axes = named_axes(name, x, axis)
     check_flag(name, "keepdims", keepdims)
-    try:
-        ddof = index(ddof)
-    except TypeError:
-        raise TypeError(f"[{name}] 'ddof' must be an int but got {type(ddof).__name__}.") from None
+    ddof = check_integer(name, "ddof", ddof)
     dtype = _inexact(x.dtype)
     if _is_plain(x):
         plain = mx.std if root else mx.var

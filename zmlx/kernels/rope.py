@@ -90,8 +90,9 @@ def rope(
         traditional: pair i is (2i, 2i + 1); else it is (i, i + dims / 2).
         base: of the frequencies. Default: 10000, unless freqs are given.
         scale: multiplies the positions.
-        offset: the position of the first step: an int, or an array of (), or (B,) for one per
-            batch, in int32, uint32 or int64.
+        offset: the position of the first step: an int of 64 bits, or an array of (), or (B,) for
+            one per batch, in int32, uint32 or int64. A step's position is their sum, rounded to
+            float32: exact up to 2²⁴.
         freqs: (dims / 2,), wavelengths over 2π, in place of base; see `rope_freqs`.
         positions: the position of each step instead: (L,) or (B, L), or for sections (A, B, L) or
             (A, L), in int32, uint32, int64 or float32. They count up to 2²⁴ exactly.

@@ -216,9 +216,9 @@ def starts(
 ) -> tuple[mx.array, mx.array]:
     """Where new steps start, (batches, 1), and whether they fit, (batches, 1, 1, 1)."""
     batches, _, room, _ = rotation.shape(cache)
-    start = mx.broadcast_to(positions.astype(mx.int32).reshape(-1, 1), (batches, 1))
-    fits = (start >= 0) & (start + rotation.shape(x)[2] <= room)
-    return start, fits.reshape(-1, 1, 1, 1)
+    start = mx.broadcast_to(positions.astype(mx.int64).reshape(-1, 1), (batches, 1))
+    fits = (start >= 0) & (start <= room - rotation.shape(x)[2])
+    return start.astype(mx.int32), fits.reshape(-1, 1, 1, 1)
 
 
 def is_new(rotation: Rotation, start: mx.array, x: mx.array, cache: mx.array) -> mx.array:

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..arguments import INDICES, check_array, check_flag, check_number
+from ..arguments import INDICES, check_array, check_flag, check_integer, check_number
 from ..metal import scalar
 from ..transforms import Arrays
 from .rope_kernels import AXES, EACH, START, STARTS, STEPS, Rotation, axes_of, paces
@@ -20,7 +20,8 @@ POSITIONS = (*INDICES, mx.float32)
 
 @lru_cache(maxsize=1024)
 def _start(value: int) -> mx.array:
-    return mx.array([value], dtype=mx.int32)
+    dtype = mx.int32 if -(2**31) <= value < 2**31 else mx.int64
+    return mx.array([value], dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,7 @@ def turning(
     steps = x.shape[-2] if layout == "BHLD" else x.shape[1]
     if dims is None:
         dims = d
-    if not isinstance(dims, int) or isinstance(dims, bool):
-        raise TypeError(f"[{op}] 'dims' must be an int but got {type(dims).__name__}.")
+    dims = check_integer(op, "dims", dims)
     if dims % 2 or not 2 <= dims <= d:
         raise bad("dims", f"be even and in [2, {d}]", dims)
     check_flag(op, "traditional", traditional)
@@ -84,8 +84,9 @@ def turning(
 
     axes: Arrays = ()
     if sections is not None:
-        sizes = tuple(sections) if isinstance(sections, Sequence) else ()
-        if not all(type(n) is int and n >= 0 for n in sizes) or sum(sizes) != half:
+        given = sections if isinstance(sections, Sequence) else ()
+        sizes = tuple(check_integer(op, "sections", n, "a sequence of ints") for n in given)
+        if any(n < 0 for n in sizes) or sum(sizes) != half:
             raise bad("sections", f"be sizes ≥ 0 that sum to {half}", sections)
         sections = sizes
         if positions is None:
@@ -121,12 +122,9 @@ def turning(
         placed = STARTS if shape == (batches,) and batches > 1 else START
         start = offset.reshape(1) if shape == () else offset
     else:
-        if not isinstance(offset, int) or isinstance(offset, bool):
-            raise TypeError(
-                f"[{op}] 'offset' must be an int or an mx.array but got {type(offset).__name__}."
-            )
-        if not -(2**31) <= offset < 2**31 - steps:
-            raise bad("offset", "be a position of 32 bits", offset)
+        offset = check_integer(op, "offset", offset, "an int or an mx.array")
+        if not -(2**63) <= offset < 2**63 - steps:
+            raise bad("offset", "be a position of 64 bits", offset)
         placed, start = START, _start(offset)
     rotation = Rotation(half, traditional, freqs is not None, placed, layout == "BLHD")
     factor = scalar(check_number(op, "scale", scale))

@@ -20,7 +20,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..arguments import check_number
+from ..arguments import check_integer, check_number, check_size
 
 _OP = "rope_freqs"
 
@@ -223,8 +223,7 @@ def rope_freqs(
         attention factor of yarn and longrope, by which queries and keys that turn are multiplied;
         else 1. Elements that do not turn (`dims` < D) keep their size.
     """
-    if not isinstance(dims, int) or isinstance(dims, bool):
-        raise TypeError(f"[{_OP}] 'dims' must be an int but got {type(dims).__name__}.")
+    dims = check_integer(_OP, "dims", dims)
     if dims < 2 or dims % 2:
         raise ValueError(f"[{_OP}] 'dims' must be even and positive but got {dims}.")
     if scaling is None:
@@ -236,11 +235,11 @@ def rope_freqs(
         raise ValueError(
             f"[{_OP}] 'scaling' must have a 'type' of {', '.join(_KINDS)} but got {kind!r}."
         )
-    for name, value in (("max_position_embeddings", max_position_embeddings), ("length", length)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-            raise TypeError(f"[{_OP}] '{name}' must be an int but got {type(value).__name__}.")
-        if value is not None and value < 1:
-            raise ValueError(f"[{_OP}] '{name}' must be positive but got {value}.")
+    if max_position_embeddings is not None:
+        max_position_embeddings = check_size(
+            _OP, "max_position_embeddings", max_position_embeddings
+        )
+    length = None if length is None else check_size(_OP, "length", length)
     if base is None:
         base = scaling.get("rope_theta", 10000.0)
     base = check_number(_OP, "base", base)

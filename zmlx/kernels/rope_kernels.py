@@ -100,7 +100,8 @@ TABLE = """\
                 const uint pair = min(uint(i * LANES) + lane, uint(HALF - 1));
                 const size_t spot = AXIS * axis_stride + batch[b] * batch_stride
                     + step[b] * step_stride;
-                const float position = float(positions[spot] + (COUNTS ? int(step[b]) : 0));
+                const float position = COUNTS ? float(int64_t(positions[spot]) + step[b])
+                                              : float(positions[spot]);
                 const float scaled = position * scale;
                 const zmlx_turn turn =
                     zmlx_turn_by(scaled, fma(position, scale, -scaled), high[i], low[i]);
@@ -264,9 +265,9 @@ def table_in_mlx(
         inverse = frequencies.reshape(2, h).sum(axis=0) * (2.0 * pi)
     middle = x.ndim - 3
     if rotation.placed == START:
-        positions = positions + steps_of(rotation, x)
+        positions = positions.astype(mx.int64) + steps_of(rotation, x)
     elif rotation.placed == STARTS:
-        positions = mx.expand_dims(positions, tuple(range(1, x.ndim - 1)))
+        positions = mx.expand_dims(positions.astype(mx.int64), tuple(range(1, x.ndim - 1)))
         positions = positions + steps_of(rotation, x)
     elif rotation.heads_last:
         positions = mx.expand_dims(positions, tuple(range(-middle, 0)))

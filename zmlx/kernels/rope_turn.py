@@ -122,7 +122,9 @@ _FREQS_BODY = (
                 const uint pair = min(uint(i * LANES) + lane, uint(HALF - 1));
                 const size_t spot = AXIS * axis_stride + batch[b] * batch_stride
                     + step[b] * step_stride;
-                sums[i] += across[i] * float(positions[spot] + (COUNTS ? int(step[b]) : 0));
+                const float position = COUNTS ? float(int64_t(positions[spot]) + step[b])
+                                              : float(positions[spot]);
+                sums[i] += across[i] * position;
             }
         }
     }

@@ -21,13 +21,12 @@ gradient writes dx once: dy at the indices, 0 elsewhere.
 from __future__ import annotations
 
 from functools import partial, update_wrapper
-from operator import index
 from typing import Any, cast
 
 import mlx.core as mx
 
 from .. import launch
-from ..arguments import Argument
+from ..arguments import Argument, check_integer
 from ..metal import kernel, scalar
 from ..registry import Case, Op, Option, register
 from ..targets import cpu
@@ -408,10 +407,7 @@ def topk(x: mx.array, k: int, axis: int | None = -1) -> tuple[mx.array, mx.array
     axes = named_axes("topk", x, axis, several=False)
     if axis is None:
         x, axes = x.reshape(-1), (0,)
-    try:
-        count = index(k)
-    except TypeError:
-        raise TypeError(f"[topk] 'k' must be an int but got {type(k).__name__}.") from None
+    count = check_integer("topk", "k", k)
     d = x.shape[axes[0]]
     if not 1 <= count <= d:
         raise ValueError(f"[topk] 'k' must be in [1, {d}] but got {k}.")

@@ -260,7 +260,7 @@ def varlen_attention(
             f"[{_OP}] 'cu_seqlens_k' must have shape {tuple(cu_seqlens_q.shape)} but got "
             f"{tuple(cu_seqlens_k.shape)}."
         )
-    check_options(_OP, q, scale, causal, window, softcap, sinks)
+    window = check_options(_OP, q, scale, causal, window, softcap, sinks)
     check_flag(_OP, "return_lse", return_lse)
     if not q.dtype == k.dtype == v.dtype:
         dtype = mx.result_type(q, k, v)

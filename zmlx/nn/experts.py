@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as mnn
 
 from .. import checks
-from ..arguments import FLOATING, INDICES, check_array
+from ..arguments import FLOATING, INDICES, check_array, check_size
 from ..choice import choice
 from . import functional as F
 from .choosing import TYPICAL_ROWS
@@ -19,8 +19,7 @@ from .expert_rows import Experts, each
 
 def _positive(layer: str, **sizes: int) -> None:
     for name, size in sizes.items():
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"[{layer}] '{name}' must be a positive integer but got {size!r}.")
+        check_size(layer, name, size)
 
 
 class _Stacked(mnn.Module):

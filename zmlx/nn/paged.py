@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as mnn
 
 from .. import checks, kernels, launch
-from ..arguments import FLOATING, INDICES, check_array
+from ..arguments import FLOATING, INDICES, check_array, check_size
 from ..choice import use_kernel
 from .choosing import typical
 
@@ -88,8 +88,7 @@ class PagedAttention(mnn.Module):
     ) -> tuple[mx.array, mx.array]:
         """An empty pool: `k_cache` and `v_cache`."""
         for name, size in (("num_blocks", num_blocks), ("block_size", block_size)):
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(f"[PagedAttention] '{name}' must be positive but got {size!r}.")
+            check_size("PagedAttention", name, size)
         shape = (num_blocks, block_size, self.n_kv_heads, self.head_dim)
         return mx.zeros(shape, dtype), mx.zeros(shape, dtype)
 
@@ -147,8 +146,7 @@ def slot_mapping(
             f"block table (B, N) but got {tuple(context_lens.shape)}."
         )
     for name, value in (("length", length), ("block_size", block_size)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"[slot_mapping] '{name}' must be positive but got {value!r}.")
+        check_size("slot_mapping", name, value)
     capacity = block_table.shape[1] * block_size
     positions = context_lens.astype(mx.int32)[:, None] + mx.arange(-length, 0, dtype=mx.int32)
     inside = mx.clip(positions, 0, capacity - 1)

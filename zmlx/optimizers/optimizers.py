@@ -6,7 +6,12 @@ from collections.abc import Callable
 from math import log
 
 import mlx.core as mx
-from mlx import optimizers
+
+# By name: these classes may be put in the place of theirs.
+from mlx.optimizers import SGD as MLXSGD
+from mlx.optimizers import Adam as MLXAdam
+from mlx.optimizers import AdamW as MLXAdamW
+from mlx.optimizers import Lion as MLXLion
 
 from ..kernels import optimizer_steps as steps
 from ..packed import PackedKernel
@@ -34,7 +39,7 @@ _OPTIONS = """
 """
 
 
-class Adam(Fused, optimizers.Adam):
+class Adam(Fused, MLXAdam):
     """`mlx.optimizers.Adam` with a fused step."""
 
     __doc__ += _OPTIONS
@@ -52,7 +57,7 @@ class Adam(Fused, optimizers.Adam):
         max_norm: float | None = None,
         fused: bool | None = None,
     ) -> None:
-        optimizers.Adam.__init__(self, learning_rate, list(steps.check_betas("Adam", betas)), eps,
+        MLXAdam.__init__(self, learning_rate, list(steps.check_betas("Adam", betas)), eps,
                                  bias_correction)  # fmt: skip
         self._configure(fused, moment_dtype, None, max_norm)
 
@@ -76,7 +81,7 @@ class Adam(Fused, optimizers.Adam):
         return [step_size, kept, root], (b1, 1 - b1, b2, 1 - b2, self.eps)
 
 
-class AdamW(Adam, optimizers.AdamW):
+class AdamW(Adam, MLXAdamW):
     """`mlx.optimizers.AdamW` with a fused step."""
 
     __doc__ += _OPTIONS
@@ -94,13 +99,13 @@ class AdamW(Adam, optimizers.AdamW):
         max_norm: float | None = None,
         fused: bool | None = None,
     ) -> None:
-        optimizers.Adam.__init__(self, learning_rate, list(steps.check_betas("AdamW", betas)), eps,
+        MLXAdam.__init__(self, learning_rate, list(steps.check_betas("AdamW", betas)), eps,
                                  bias_correction)  # fmt: skip
         self.weight_decay = weight_decay
         self._configure(fused, moment_dtype, weight_decay_mask, max_norm)
 
 
-class Lion(Fused, optimizers.Lion):
+class Lion(Fused, MLXLion):
     """`mlx.optimizers.Lion` with a fused step."""
 
     __doc__ += _OPTIONS
@@ -116,9 +121,7 @@ class Lion(Fused, optimizers.Lion):
         max_norm: float | None = None,
         fused: bool | None = None,
     ) -> None:
-        optimizers.Lion.__init__(
-            self, learning_rate, list(steps.check_betas("Lion", betas)), weight_decay
-        )
+        MLXLion.__init__(self, learning_rate, list(steps.check_betas("Lion", betas)), weight_decay)
         self._configure(fused, moment_dtype, weight_decay_mask, max_norm)
 
     @property
@@ -136,7 +139,7 @@ class Lion(Fused, optimizers.Lion):
         return [rate, kept], (b1, 1 - b1, b2, 1 - b2)
 
 
-class SGD(Fused, optimizers.SGD):
+class SGD(Fused, MLXSGD):
     """`mlx.optimizers.SGD` with a fused step. Its weight decay is an L2 penalty: a part of the
     gradient."""
 
@@ -155,7 +158,7 @@ class SGD(Fused, optimizers.SGD):
         max_norm: float | None = None,
         fused: bool | None = None,
     ) -> None:
-        optimizers.SGD.__init__(self, learning_rate, momentum, weight_decay, dampening, nesterov)
+        MLXSGD.__init__(self, learning_rate, momentum, weight_decay, dampening, nesterov)
         self._configure(fused, moment_dtype, weight_decay_mask, max_norm)
 
     @property
