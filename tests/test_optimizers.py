@@ -13,9 +13,10 @@ from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
 import zmlx
 from zmlx import launch, optimizers
+from zmlx.arguments import FLOATING
 from zmlx.kernels import gradient_norm
 from zmlx.kernels import optimizer_steps as steps
-from zmlx.testing import EPS, assert_matches, to_numpy
+from zmlx.testing import assert_matches, to_numpy
 
 #: Empty, 0-d, smaller than eight elements (another address space), tails, several threads.
 SHAPES = {"a": (), "b": (3,), "c": (8,), "d": (5, 7), "e": (0, 4), "f": (130, 67), "g": (9001,)}
@@ -389,7 +390,7 @@ def test_max_norm_is_a_clip_before_the_step(name):
             np.testing.assert_allclose(to_numpy(a), to_numpy(b), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", EPS, ids=str)
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.parametrize("geometry", ["cpu", "gpu"])
 @pytest.mark.parametrize("max_norm", [0.0, 1.0, 1e6])
 def test_clip_by_global_norm(dtype, geometry, max_norm):
@@ -489,7 +490,7 @@ def test_clipping_of_other_dtypes_and_of_nothing():
 @settings(max_examples=25, deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 300), min_size=1, max_size=11),
-    dtypes=st.lists(st.sampled_from(list(EPS)), min_size=1, max_size=3),
+    dtypes=st.lists(st.sampled_from(FLOATING), min_size=1, max_size=3),
     gpu=st.booleans(),
 )
 def test_any_tree(sizes, dtypes, gpu):
