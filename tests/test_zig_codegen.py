@@ -59,7 +59,9 @@ ODD_NAMES = st.one_of(
     NAMES,
     NAMES,
     NAMES,
-    st.sampled_from([*sorted(RESERVED), "", "1x", "é", "xé", "a'b", 'a"b', "a'b\"c", "x\n", "a b"]),
+    st.sampled_from(
+        [*sorted(RESERVED), "thread", "", "1x", "é", "xé", "a'b", 'a"b', "a'b\"c", "x\n", "a b"]
+    ),
     st.builds(str.__add__, NAMES, st.sampled_from(SUFFIXES)),
     st.text(max_size=3),
 )

@@ -22,6 +22,7 @@ from catalogue_kernels import OPS, arguments, dtype_rule, kernels, rope_spec  # 
 from zmlx import codegen, launch, msl, native  # noqa: E402
 from zmlx.codegen import elementwise, fold, monoids, scan  # noqa: E402
 from zmlx.codegen import pattern as patterns  # noqa: E402
+from zmlx.expr.parse import METAL_WORDS  # noqa: E402
 
 HEAD = """\
 // Written by zig/export.py.
@@ -90,6 +91,7 @@ def tables() -> dict[str, Any]:
         "fold_block": fold._BLOCK,
         "scan_run": scan._RUN,
         "reserved": sorted(patterns.RESERVED),
+        "metal_words": sorted(METAL_WORDS),
         "suffixes": list(patterns.SUFFIXES),
         "launch": {n.strip("_").lower(): getattr(launch, n) for n in LAUNCH},
     }

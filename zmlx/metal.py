@@ -55,8 +55,9 @@ class KernelSpec:
             return ValueError(f"[kernel] '{argument}' must {must} but got {got!a}.")
 
         # MLX puts a word before it, so that it may begin with a digit.
-        if not isinstance(self.name, str) or not IDENTIFIER.fullmatch(f"_{self.name}"):
-            raise bad("name", "be an identifier", self.name)
+        name = self.name
+        if not isinstance(name, str) or not name or not IDENTIFIER.fullmatch(f"_{name}"):
+            raise bad("name", "be an identifier", name)
         for argument in ("input_names", "output_names"):
             for name in check_names("kernel", argument, getattr(self, argument)):
                 if name in METAL_WORDS:

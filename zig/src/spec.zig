@@ -2,6 +2,7 @@
 
 const std = @import("std");
 const python = @import("python.zig");
+const tables = @import("tables.zig").tables;
 const isIdentifier = @import("codegen/text.zig").isIdentifier;
 const Allocator = std.mem.Allocator;
 const Sha256 = std.crypto.hash.sha2.Sha256;
@@ -23,30 +24,35 @@ pub const KernelSpec = struct {
     /// Why this is no specification, or null. The text belongs to `arena`.
     pub fn problem(spec: KernelSpec, arena: Allocator) Allocator.Error!?[]const u8 {
         const print = std.fmt.allocPrint;
-        if (!isIdentifier(spec.name)) return try print(
+        if (!isName(spec.name)) return try print(
             arena,
             "[kernel] 'name' must be an identifier but got {f}.",
             .{python.ascii(spec.name)},
         );
         const both = [_][]const []const u8{ spec.input_names, spec.output_names };
-        for (
-            [_][]const u8{ "input_names", "output_names" },
-            both,
-        ) |argument, names| for (names) |name| {
-            if (!isIdentifier(name)) return try print(
+        for ([_][]const u8{ "input_names", "output_names" }, both) |argument, names| {
+            for (names) |name| if (!isIdentifier(name)) return try print(
                 arena,
                 "[kernel] '{s}' must be identifiers but got {f}.",
                 .{ argument, python.ascii(name) },
             );
-        };
-        const all = try std.mem.concat(arena, []const u8, &both);
-        for (all, 0..) |name, i| for (all[0..i]) |other| {
-            if (std.mem.eql(u8, name, other)) return try print(
+            if (repeats(names)) return try print(
                 arena,
-                "[kernel] 'output_names' must not repeat a name but got {f}.",
-                .{python.AsciiList{ .items = all }},
+                "[kernel] '{s}' must not repeat a name but got {f}.",
+                .{ argument, python.AsciiList{ .items = names } },
             );
-        };
+            for (names) |name| if (isMetalWord(name)) return try print(
+                arena,
+                "[kernel] '{s}' must not be words of Metal but got {f}.",
+                .{ argument, python.ascii(name) },
+            );
+        }
+        const all = try std.mem.concat(arena, []const u8, &both);
+        if (repeats(all)) return try print(
+            arena,
+            "[kernel] 'output_names' must not repeat a name but got {f}.",
+            .{python.AsciiList{ .items = all }},
+        );
         if (spec.output_names.len == 0) {
             return "[kernel] 'output_names' must name at least one output but got [].";
         }
@@ -99,6 +105,24 @@ pub const KernelSpec = struct {
         return std.fmt.allocPrint(gpa, "{s}_{s}", .{ spec.name, hex[0..12] });
     }
 };
+
+/// An identifier or its end: MLX puts a word before the name of a kernel.
+fn isName(name: []const u8) bool {
+    for (name) |c| if (!std.ascii.isAlphanumeric(c) and c != '_') return false;
+    return name.len > 0;
+}
+
+fn repeats(names: []const []const u8) bool {
+    for (names, 0..) |name, i| for (names[0..i]) |other| {
+        if (std.mem.eql(u8, name, other)) return true;
+    };
+    return false;
+}
+
+fn isMetalWord(name: []const u8) bool {
+    for (tables.metal_words) |word| if (std.mem.eql(u8, word, name)) return true;
+    return false;
+}
 
 fn writeNames(w: *std.Io.Writer, names: []const []const u8) std.Io.Writer.Error!void {
     try w.writeByte('[');

@@ -41,6 +41,7 @@ pub const Tables = struct {
     scan_run: u32,
     /// Names that bodies use themselves, and suffixes that they add to the names of a pattern.
     reserved: []const []const u8,
+    metal_words: []const []const u8,
     suffixes: []const []const u8,
     launch: Launch,
 };
