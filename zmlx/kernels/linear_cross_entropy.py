@@ -108,7 +108,7 @@ def linear_cross_entropy(
         class_weights, ignore_index, label_smoothing, z_loss, softcap, reduction, return_lse: as in
             `cross_entropy`.
         chunk: classes per block, of which rows are taken as fit. Default: 1024 on the CPU, else
-            512; more for few rows. With None, a gradient of 1024 rows or more of a reduced loss in
+            512; more for few rows. With None, a gradient of 4096 rows or more of a reduced loss in
             float32 on the CPU is computed beside the loss, over blocks of a 16th of the rows, in
             three matrix products instead of four; unless the log-sum-exp is returned.
 
