@@ -174,8 +174,9 @@ def test_a_gradient_of_a_checkpoint(walks):
     _close(mx.grad(mx.checkpoint(ours), ALL)(*arrays), mx.grad(plain, ALL)(*arrays))
 
 
-def test_a_walk_holds_a_sixteenth_of_the_logits():
-    hidden, weight, targets, _, _ = problem(5, 4096, 512, 4096)
+def test_a_walk_holds_a_sixteenth_of_the_logits(monkeypatch):
+    monkeypatch.setattr(ROWS, "_FEWEST", 64)
+    hidden, weight, targets, _, _ = problem(5, 1024, 256, 8192)
     mx.eval(hidden, weight, targets)
     mx.clear_cache()
     before = mx.get_active_memory()
@@ -183,5 +184,5 @@ def test_a_walk_holds_a_sixteenth_of_the_logits():
     step = mx.value_and_grad(lambda h, w: linear_cross_entropy(h, w, targets), (0, 1))
     mx.eval(step(hidden, weight))
     more = mx.get_peak_memory() - before - hidden.nbytes - weight.nbytes
-    # The block, two chunks of it and of products, and no second copy of a gradient.
-    assert more < 4096 * 4096 * 4 / 16 + 4 * 2048 * 512 * 4
+    # The block and the products of some chunks, but no second copy of a gradient.
+    assert more < 1024 * 8192 * 4 / 16 + weight.nbytes
