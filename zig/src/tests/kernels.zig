@@ -122,10 +122,10 @@ test "a lazy launch runs after its kernel and its input are gone" {
 
 test "a specification that is none is refused with Python's text" {
     var spec = double;
-    spec.name = "2x";
+    spec.name = "2 x";
     try testing.expectError(error.InvalidArgument, zmlx.MetalKernel.create(gpa, spec));
     try testing.expectEqualStrings(
-        "[kernel] 'name' must be an identifier but got '2x'.",
+        "[kernel] 'name' must be an identifier but got '2 x'.",
         zmlx.lastError(),
     );
     spec = double;
