@@ -15,7 +15,12 @@ from importlib import util
 from pathlib import Path
 
 INCLUDE = Path(__file__).parent / "include"
-_HEADERS = ("types.h", "functions.h", "threads.h", "utilities.h")
+#: Names that only stand for others are those of the CPU target.
+_ALIASES = INCLUDE.parents[1] / "native" / "prelude" / "simd_names.h"
+_HEADERS = (
+    *(INCLUDE / name for name in ("types.h", "functions.h", "threads.h")),
+    *(_ALIASES, INCLUDE / "utilities.h"),
+)
 
 # Every extension off but half: no double, no variables at program scope outside `constant`.
 # x86-64 is the target because it has a bfloat; nothing is generated.
@@ -73,7 +78,7 @@ def _run(*arguments: str, text: str | None = None) -> subprocess.CompletedProces
 def _library(version: int) -> str:
     """The library's declarations for a version of Metal, parsed once per process."""
     source = _directory() / f"metal{version}.h"
-    source.write_text("".join(f'#include "{INCLUDE / name}"\n' for name in _HEADERS))
+    source.write_text("".join(f'#include "{path}"\n' for path in _HEADERS))
     parsed = str(source.with_suffix(".pch"))
     done = _run(f"-DZK_METAL_VERSION={version}", "-emit-pch", "-o", parsed, str(source))
     if done.returncode != 0:

@@ -176,40 +176,6 @@ struct os_log {
 };
 }  // namespace mlx
 
-// The names of <simd/simd.h>.
-namespace metal {
-#define ZK_SIMD_NAMES(T)      \
-  using simd_##T##2 = T##2;   \
-  using simd_##T##3 = T##3;   \
-  using simd_##T##4 = T##4;   \
-  using vector_##T##2 = T##2; \
-  using vector_##T##3 = T##3; \
-  using vector_##T##4 = T##4;
-ZK_SIMD_NAMES(char)
-ZK_SIMD_NAMES(uchar)
-ZK_SIMD_NAMES(short)
-ZK_SIMD_NAMES(ushort)
-ZK_SIMD_NAMES(int)
-ZK_SIMD_NAMES(uint)
-ZK_SIMD_NAMES(long)
-ZK_SIMD_NAMES(ulong)
-ZK_SIMD_NAMES(float)
-#undef ZK_SIMD_NAMES
-
-#define ZK_SIMD_NAMES(C)             \
-  using simd_##C##x2 = C##x2;        \
-  using simd_##C##x3 = C##x3;        \
-  using simd_##C##x4 = C##x4;        \
-  using matrix_##C##x2 = C##x2;      \
-  using matrix_##C##x3 = C##x3;      \
-  using matrix_##C##x4 = C##x4;
-ZK_SIMD_NAMES(float2)
-ZK_SIMD_NAMES(float3)
-ZK_SIMD_NAMES(float4)
-#undef ZK_SIMD_NAMES
-
-}  // namespace metal
-
 // What lies there cannot change: `constant float*` and `const constant float*` are one type. The
 // declarations above keep the keyword, which unlike `const` may follow a constructor.
 #define constant const __constant
