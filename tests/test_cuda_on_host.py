@@ -104,10 +104,18 @@ def test_every_kernel_of_mlx_lm_computes_what_it_does_on_the_cpu(dtype, tmp_path
         assert_as_on_cpu(launch, tmp_path)
 
 
+# GCC takes no type with a constructor there. NVRTC does, and compiles the row in test_cuda.py.
+NOT_IN_GCC = {"halves and vectors in anonymous structs"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("section", SECTIONS)
 def test_the_table_of_the_language_computes_what_it_says(section, tmp_path):
     for name, row in SECTIONS[section].items():
+        if name in NOT_IN_GCC:
+            with pytest.raises(AssertionError, match="constructor not allowed in anonymous"):
+                run_on_host(row.arguments(), tmp_path)
+            continue
         (found,) = run_on_host(row.arguments(), tmp_path)
         want = row.reference()
         bound = max(row.within, 1e-6) if want.dtype == np.float32 else 0
