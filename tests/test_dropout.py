@@ -95,6 +95,20 @@ def test_elements_do_not_correlate_at_any_lag(lag):
     assert abs(correlation(drawn[:-lag], drawn[lag:])) < 5
 
 
+@pytest.mark.parametrize("p", [2.0**-12, 1 / 256, 0.5 + 2.0**-17, 1 - 2.0**-12])
+def test_numbers_of_one_word_drop_together_by_chance_only(p):
+    """Elements i and i + 4 of eight take one word, with its halves exchanged."""
+    n = 2**23
+    kept = mask((n,), p, seed=10).reshape(-1, 2, 4)
+    rare = kept if p > 0.5 else ~kept
+    chance = min(p, 1 - p)
+    for half in (0, 1):
+        count = rare[:, half].sum()
+        assert abs(count - n / 2 * chance) < 5 * (n / 2 * chance) ** 0.5
+    both = (rare[:, 0] & rare[:, 1]).sum()
+    assert abs(both - n / 2 * chance**2) < 5 * (n / 2 * chance**2) ** 0.5 + 1
+
+
 def test_rows_do_not_correlate():
     drawn = mask((64, 4096), seed=4).astype(float)
     for i in range(64):
@@ -123,7 +137,7 @@ def test_gaps_between_drops_are_geometric():
 
 def test_offset_continues_the_stream():
     whole = mask((1000,), seed=7)
-    np.testing.assert_array_equal(whole[400:], mask((600,), seed=7, offset=100))
+    np.testing.assert_array_equal(whole[400:], mask((600,), seed=7, offset=50))
 
 
 def test_a_counter_past_32_bits_is_another_one():

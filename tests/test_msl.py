@@ -29,6 +29,7 @@ RANDOM = {
     "zmlx_philox_round": "zmlx_philox_round({0u, 0u, 0u, 0u}, 1u, uint(x)).a",
     "zmlx_philox": "zmlx_philox(0u, uint(x)).a",
     "zmlx_uniform": "zmlx_uniform(uint(x))",
+    "zmlx_exchanged": "zmlx_exchanged(uint(x))",
     "zmlx_draw": "zmlx_draw(0u, 1u, uint(x))",
 }
 

@@ -74,7 +74,7 @@ def _random(pattern: Pattern, x: Operand, values: dict[str, mx.array], ones: mx.
     """The numbers that a random operand draws."""
     width = _along(ones, -1)
     if not isinstance(pattern, Elementwise):
-        width = (width + 3) // 4 * 4
+        width = (width + 7) // 8 * 8
     index, stride = mx.cumsum(ones, axis=-1, inclusive=False), width
     for axis in range(ones.ndim - 2, -1, -1):
         index = index + mx.cumsum(ones, axis=axis, inclusive=False) * stride

@@ -177,8 +177,8 @@ def _groups(count: int) -> tuple[int, int]:
 def rowwise(chosen: Settings, rows: int, d: int, *, capped: bool, least: int = 1) -> Geometry:
     """TPR·RPG threads for RPG rows of d elements; U is at least `least`."""
     if is_cpu(chosen):
-        # With random numbers, 16 counters of four, which fill two of the widest registers.
-        most = _CPU_ACCUMULATORS if least == 1 else 2 * _CPU_ACCUMULATORS
+        # With random numbers, 16 counters of eight: two of the widest registers of 64-bit lanes.
+        most = _CPU_ACCUMULATORS if least == 1 else 4 * _CPU_ACCUMULATORS
         u = min(most, _power_of_two((d + 2) // 2))
         c = pick(chosen, TPR=1, RPG=1, U=u)
     else:

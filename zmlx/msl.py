@@ -219,17 +219,24 @@ inline zmlx_words zmlx_philox(uint64_t counter, uint64_t key) {
     return w;
 }
 
+// A word with its halves exchanged.
+inline uint zmlx_exchanged(uint word) {
+    return word << 16 | word >> 16;
+}
+
 // A number in [0, 1) from the high 24 bits of a random word.
 inline float zmlx_uniform(uint word) {
     return float(word >> 8) * 5.9604644775390625e-8f;
 }
 
-// Number `index` of a stream whose first four numbers come from `counter`.
+// Number `index` of a stream whose first eight numbers come from `counter`: four of its words, and
+// four of the same with their halves exchanged.
 inline float zmlx_draw(uint64_t counter, uint64_t index, uint64_t key) {
-    zmlx_words w = zmlx_philox(counter + index / 4, key);
+    zmlx_words w = zmlx_philox(counter + index / 8, key);
     uint low = index % 2 == 0 ? w.a : w.b;
     uint high = index % 2 == 0 ? w.c : w.d;
-    return zmlx_uniform(index % 4 < 2 ? low : high);
+    uint word = index % 4 < 2 ? low : high;
+    return zmlx_uniform(index % 8 < 4 ? word : zmlx_exchanged(word));
 }
 
 // a / b rounded down, as Python's //; undefined for b = 0.

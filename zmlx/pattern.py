@@ -235,8 +235,8 @@ class PatternKernel:
             return self._axis_configuration(settings, pattern, inputs)
         lead, d = self._like(inputs)
         rows = prod(lead)
-        # A block of random numbers is a multiple of the four that share a counter.
-        least = 4 if any(x.kind == "random" for x in pattern.inputs) else 1
+        # A block of random numbers is a multiple of the eight that share a counter.
+        least = 8 if any(x.kind == "random" for x in pattern.inputs) else 1
         if isinstance(pattern, Elementwise):
             shape = tuple(inputs[self._first_full()].shape)
             size = prod(shape)

@@ -52,8 +52,8 @@ pub fn rowwise(kind: Kind, rows: u32, d: u32, capped: bool, least: u32) Geometry
     var rpg: u64 = 1;
     var u: u64 = constants.gpu_vector;
     if (kind == .cpu) {
-        // With random numbers, 16 counters of four, which fill two of the widest registers.
-        const most: u64 = @as(u64, constants.cpu_accumulators) * @min(least, 2);
+        // With random numbers, 16 counters of eight: two of the widest registers of 64-bit lanes.
+        const most: u64 = @as(u64, constants.cpu_accumulators) * @min(least, 4);
         u = @min(most, powerOfTwo((@as(u64, d) + 2) / 2));
     } else {
         const simdgroup = 32 * constants.gpu_vector;

@@ -145,7 +145,7 @@ pub const Context = struct {
         const d: u32 = @intCast(@divFloor(shape[lead.len], p.parts));
         // An elementwise kernel counts its elements instead.
         const rows = if (pattern == .elementwise) 1 else try rowCount(op, lead);
-        const least: u32 = if (p.drawn) 4 else 1;
+        const least: u32 = if (p.drawn) 8 else 1;
         const chosen = if (kernel.chunks > 0)
             geometry.Chunks{ .count = kernel.chunks, .rows = @max(1, ceil(rows, kernel.chunks)) }
         else

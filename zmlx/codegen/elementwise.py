@@ -10,7 +10,7 @@ from .random import add_block, add_keys, draw, drawn, header
 from .text import Body, array, needed_names, unique
 
 #: Elements that are drawn before they are used.
-_BLOCK = 128
+_BLOCK = 256
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Elementwise(Pattern):
             body.add(f"const uint block_ = N % {_BLOCK} == 0 ? {_BLOCK} : N;")
             body.open("for (uint b_ = 0; b_ < N; b_ += block_)")
             for x in random:
-                add_block(body, x, "block_", f"{x.index} + (start_ + b_) / 4")
+                add_block(body, x, "block_", f"{x.index} + (start_ + b_) / 8")
         body.open(f"for (uint k_ = 0; k_ < {'block_' if random else 'N'}; ++k_)")
         body.add(f"const size_t i_ = start_ + {'b_ + ' if random else ''}k_;")
         for x in random:

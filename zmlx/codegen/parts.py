@@ -16,9 +16,9 @@ class Operand:
     "per_row" r: one value a row, such as a row statistic
     "at"      as "row", but the one element j = `index`, a name known before the first pass
     "scalar"  a 0-d array
-    "random"  a float in [0, 1): word e mod 4 of Philox4x32-10 with the 0-d array as key and the
-              counter `index` + e div 4, where e is the number of the element, with rows padded to
-              a multiple of four, and `index` a scalar operand of type uint64_t
+    "random"  a float in [0, 1): number e of the stream (see philox.py) whose key is the 0-d array
+              and whose first counter is `index`, where e is the number of the element, with rows
+              padded to a multiple of eight, and `index` a scalar operand of type uint64_t
     """
 
     name: str

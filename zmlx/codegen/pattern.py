@@ -25,7 +25,8 @@ RESERVED = frozenset(
 SUFFIXES = (
     "_after", "_before", "_block", "_carry", "_drawn", "_first", "_in", "_in_first", "_in_row",
     "_in_step", "_kept", "_kept_tail", "_key", "_left", "_most", "_next", "_out", "_out_row",
-    "_out_step", "_own", "_part", "_right", "_run", "_scratch", "_sum", "_sum_tail", "_t", "_total",
+    "_out_step", "_own", "_part", "_rest", "_right", "_run", "_scratch", "_sum", "_sum_tail", "_t",
+    "_total",
 )  # fmt: skip
 
 

@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 from .parts import Check, Let, Operand, Output, Pass, Reduce
 from .pattern import Pattern
-from .random import add_block, add_keys, add_row_counters, draw, drawn, header
+from .random import (
+    add_block,
+    add_keys,
+    add_rest,
+    add_row_counters,
+    draw_of_rest,
+    drawn,
+    header,
+)
 from .reductions import REDUCTIONS, ROW_HEADER, fold_parts, start_parts, update_part
 from .text import Body, add_width, array, needed_names, place, unique
 
@@ -120,6 +128,7 @@ class Rowwise(Pattern):
     def _row(self, body: Body) -> None:
         self._row_pointers(body)
         add_row_counters(body, self.inputs)
+        add_rest(body, self.inputs)
         for let in self.before:
             body.add(let.declaration())
         for check in self.checks:
@@ -213,7 +222,7 @@ class Rowwise(Pattern):
         if ahead:
             self._prefetch(body)
         for x in random:
-            add_block(body, x, "U", f"{x.name}_first + i_ / 4")
+            add_block(body, x, "U", f"{x.name}_first + i_ / 8")
         body.open("for (uint u_ = 0; u_ < U; ++u_)")
         body.add("const uint j = i_ + u_;")
         for x in random:
@@ -225,7 +234,7 @@ class Rowwise(Pattern):
         body.add("const uint j = whole_ + k_ * TPR + lane_;")
         body.open("if (j < D)")
         for x in random:
-            body.add(draw(x, f"{x.name}_first", "j"))
+            body.add(draw_of_rest(x))
         self._element(body, needed, kept, keeping, reductions, "0", "_tail", "k_")
         body.close()
         body.close()

@@ -2,9 +2,9 @@
 
     dropout    y = x / (1 - p) where u ≥ p, else 0;  u uniform in [0, 1)      (Srivastava 2014)
 
-The number u of an element comes from Philox4x32-10 (Salmon et al. 2011): element i takes word
-i mod 4 of counter `offset` + i div 4 under the key `seed`. No mask is stored: the backward draws
-the same numbers again and is the forward applied to dy.
+The number u of an element comes from Philox4x32-10 (Salmon et al. 2011): element i takes number
+i mod 8 of counter `offset` + i div 8 under the key `seed` (see philox.py). No mask is stored: the
+backward draws the same numbers again and is the forward applied to dy.
 
 Bytes: forward and backward read one array and write one.
 """
@@ -117,8 +117,8 @@ def dropout(
         p: the probability to drop, in [0, 1); its resolution is 2⁻²⁴.
         seed: key of the generator, an int in [0, 2⁶³) or a 0-d integer array. Different seeds give
             independent masks.
-        offset: counter of the first element, as seed. A counter serves four elements, so that calls
-            under one seed are independent if their offsets differ by at least size / 4.
+        offset: counter of the first element, as seed. A counter serves eight elements, so that
+            calls under one seed are independent if their offsets differ by at least size / 8.
 
     Returns:
         An array of x's shape and dtype. Gradient for x.

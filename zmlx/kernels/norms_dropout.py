@@ -7,7 +7,7 @@
 
 The last two are the residual connection of a transformer, with dropout on the branch (Vaswani et
 al. 2017, section 5.4). Random numbers are those of `dropout`, with rows padded to a multiple of
-four: for such a D the masks are the same. Bytes are those of the norm without dropout.
+eight: for such a D the masks are the same. Bytes are those of the norm without dropout.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _drop(x: mx.array, p: float, seed: int, offset: int, xp: Any) -> Any:
     """dropout(x) in plain MLX, with rows padded."""
     width = x.shape[-1]
     rows = xp.arange(prod(x.shape[:-1])).reshape((*x.shape[:-1], 1))
-    elements = rows * (4 * -(-width // 4)) + xp.arange(width)
+    elements = rows * (8 * -(-width // 8)) + xp.arange(width)
     return x * drop_reference(elements, p, seed, offset, xp=xp)
 
 

@@ -50,7 +50,7 @@ pub const Elementwise = struct {
             try body.add("const uint block_ = N % {d} == 0 ? {d} : N;", .{ few, few });
             try body.open("for (uint b_ = 0; b_ < N; b_ += block_)", .{});
             for (p.inputs) |x| if (x.kind == .random) {
-                const first = try body.fmt("{s} + (start_ + b_) / 4", .{x.index});
+                const first = try body.fmt("{s} + (start_ + b_) / 8", .{x.index});
                 try random.addBlock(&body, x, "block_", first);
             };
         }

@@ -127,6 +127,7 @@ pub const Rowwise = struct {
     fn oneRow(p: Rowwise, body: *Body) Error!void {
         try p.rowPointers(body);
         try random.addRowCounters(body, p.inputs);
+        try random.addRest(body, p.inputs);
         for (p.before) |let| try body.declare(let);
         for (p.checks) |check| {
             try body.open("if (lane_ == 0 && live_ && ({s}))", .{check.condition});
@@ -272,7 +273,7 @@ pub const Rowwise = struct {
         }
         if (ahead) try p.prefetch(body);
         for (p.inputs) |x| if (x.kind == .random and needed.has(x.name)) {
-            try random.addBlock(body, x, "U", try body.fmt("{s}_first + i_ / 4", .{x.name}));
+            try random.addBlock(body, x, "U", try body.fmt("{s}_first + i_ / 8", .{x.name}));
         };
         try body.open("for (uint u_ = 0; u_ < U; ++u_)", .{});
         try body.add("const uint j = i_ + u_;", .{});
@@ -287,7 +288,7 @@ pub const Rowwise = struct {
         try body.add("const uint j = whole_ + k_ * TPR + lane_;", .{});
         try body.open("if (j < D)", .{});
         for (p.inputs) |x| if (x.kind == .random and needed.has(x.name)) {
-            try random.addDraw(body, x, try body.fmt("{s}_first", .{x.name}), "j");
+            try random.addDrawOfRest(body, x);
         };
         const tail: Place = .{ .part = "0", .tail = "_tail", .slot = "k_" };
         try p.element(body, needed, kept.*, keeping.items, reducing, tail);

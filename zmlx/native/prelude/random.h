@@ -39,32 +39,59 @@ static inline __attribute__((always_inline)) void zk_store_uniform(float* out,
       __builtin_convertvector((zk_lane_ints)((zk_lane_words)words >> 8), zk_lane_floats) * 0x1p-24f;
 }
 
-// The four words of every counter, one after the other: the halves of a counter lie in turn.
+#if defined(__clang__)
+#define ZK_SHUFFLED(x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
+#else
+#define ZK_SHUFFLED(x, y, ...) __builtin_shuffle(x, y, zk_lanes{__VA_ARGS__})
+#endif
+
+// Lanes of x and of y in turn, and pairs of them in turn.
+static inline __attribute__((always_inline)) void zk_interleave(const zk_lanes& x,
+                                                                const zk_lanes& y, zk_lanes& low,
+                                                                zk_lanes& high) {
+#if defined(__AVX512F__)
+  low = ZK_SHUFFLED(x, y, 0, 8, 1, 9, 2, 10, 3, 11);
+  high = ZK_SHUFFLED(x, y, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+  low = ZK_SHUFFLED(x, y, 0, 4, 1, 5);
+  high = ZK_SHUFFLED(x, y, 2, 6, 3, 7);
+#endif
+}
+static inline __attribute__((always_inline)) void zk_interleave_pairs(const zk_lanes& x,
+                                                                      const zk_lanes& y,
+                                                                      zk_lanes& low,
+                                                                      zk_lanes& high) {
+#if defined(__AVX512F__)
+  low = ZK_SHUFFLED(x, y, 0, 1, 8, 9, 2, 3, 10, 11);
+  high = ZK_SHUFFLED(x, y, 4, 5, 12, 13, 6, 7, 14, 15);
+#else
+  low = ZK_SHUFFLED(x, y, 0, 1, 4, 5);
+  high = ZK_SHUFFLED(x, y, 2, 3, 6, 7);
+#endif
+}
+#undef ZK_SHUFFLED
+
+// The four words of every counter, which lie in the halves of ab's and cd's lanes, and the four with
+// their halves exchanged.
 static inline __attribute__((always_inline)) void zk_store_uniforms(float* out, const zk_lanes& ab,
                                                                     const zk_lanes& cd) {
-#if defined(__clang__) && defined(__AVX512F__)
-  zk_lanes low = __builtin_shufflevector(ab, cd, 0, 8, 1, 9, 2, 10, 3, 11);
-  zk_lanes high = __builtin_shufflevector(ab, cd, 4, 12, 5, 13, 6, 14, 7, 15);
-#elif defined(__clang__)
-  zk_lanes low = __builtin_shufflevector(ab, cd, 0, 4, 1, 5);
-  zk_lanes high = __builtin_shufflevector(ab, cd, 2, 6, 3, 7);
-#elif defined(__AVX512F__)
-  zk_lanes low = __builtin_shuffle(ab, cd, zk_lanes{0, 8, 1, 9, 2, 10, 3, 11});
-  zk_lanes high = __builtin_shuffle(ab, cd, zk_lanes{4, 12, 5, 13, 6, 14, 7, 15});
-#else
-  zk_lanes low = __builtin_shuffle(ab, cd, zk_lanes{0, 4, 1, 5});
-  zk_lanes high = __builtin_shuffle(ab, cd, zk_lanes{2, 6, 3, 7});
-#endif
-  zk_store_uniform(out, low);
-  zk_store_uniform(out + 2 * zk_counters, high);
+  zk_lanes words[2], low, high;
+  zk_interleave(ab, cd, words[0], words[1]);
+  for (int half = 0; half < 2; ++half, out += 4 * zk_counters) {
+    zk_lane_words plain = (zk_lane_words)words[half];
+    zk_interleave_pairs(words[half], (zk_lanes)(plain << 16 | plain >> 16), low, high);
+    zk_store_uniform(out, low);
+    zk_store_uniform(out + 2 * zk_counters, high);
+  }
 }
 
-// 4 * VECTORS * zk_counters numbers. Several vectors hide the latency of the products.
+// 8 * VECTORS * zk_counters numbers. Several vectors hide the latency of the products.
 template <int VECTORS>
 static inline void zk_draw(float* out, ulong first, ulong key) {
   zk_lanes a[VECTORS], b[VECTORS], c[VECTORS] = {}, d[VECTORS] = {};
-  for (int v = 0; v < VECTORS; ++v) {
-    for (uint lane = 0; lane < zk_counters; ++lane) a[v][lane] = first + v * zk_counters + lane;
+  for (uint lane = 0; lane < zk_counters; ++lane) a[0][lane] = lane;
+  for (int v = VECTORS; v-- > 0;) {
+    a[v] = a[0] + (first + v * zk_counters);
     b[v] = a[v] >> 32;
   }
   uint k0 = uint(key), k1 = uint(key >> 32);
@@ -83,18 +110,19 @@ static inline void zk_draw(float* out, ulong first, ulong key) {
   for (int v = 0; v < VECTORS; ++v) {
     zk_lanes low = zk_lanes{} + 0xffffffffull;
     zk_lanes ab = b[v] << 32 | (a[v] & low), cd = d[v] << 32 | (c[v] & low);
-    zk_store_uniforms(out + 4 * zk_counters * v, ab, cd);
+    zk_store_uniforms(out + 8 * zk_counters * v, ab, cd);
   }
 }
 
 static inline void zk_uniforms(float* out, uint count, ulong first, ulong key) {
-  constexpr uint one = 4 * zk_counters, four = 4 * one;
+  constexpr uint one = 8 * zk_counters, two = 2 * one, four = 4 * one;
   uint done = 0;
-  for (; done + four <= count; done += four) zk_draw<4>(out + done, first + done / 4, key);
-  for (; done + one <= count; done += one) zk_draw<1>(out + done, first + done / 4, key);
+  for (; done + four <= count; done += four) zk_draw<4>(out + done, first + done / 8, key);
+  for (; done + two <= count; done += two) zk_draw<2>(out + done, first + done / 8, key);
+  for (; done + one <= count; done += one) zk_draw<1>(out + done, first + done / 8, key);
   if (done < count) {
     float rest[one];
-    zk_draw<1>(rest, first + done / 4, key);
+    zk_draw<1>(rest, first + done / 8, key);
     for (uint i = done; i < count; ++i) out[i] = rest[i - done];
   }
 }
