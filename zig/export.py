@@ -72,6 +72,7 @@ def tables() -> dict[str, Any]:
     return {
         "sections": [{"name": name, "text": text} for name, text in msl.sections()],
         "row_header": codegen.ROW_HEADER,
+        "prefetch_header": codegen.PREFETCH_HEADER,
         "block_header": codegen.BLOCK_HEADER,
         "reductions": [
             {"name": name, **dataclasses.asdict(rule)} for name, rule in codegen.REDUCTIONS.items()

@@ -29,6 +29,7 @@ pub const Tables = struct {
     sections: []const Section,
     /// Header of kernels that reduce over rows.
     row_header: []const u8,
+    prefetch_header: []const u8,
     block_header: []const u8,
     reductions: []const Reduction,
     monoids: []const Monoid,

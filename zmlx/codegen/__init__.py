@@ -38,7 +38,7 @@ from .packed import Packed, PackedInto, PackedSum
 from .parts import Check, Climb, Let, Operand, Output, Pass, Reduce
 from .pattern import Pattern, free_names, taken_names
 from .random import BLOCK_HEADER
-from .reductions import REDUCTIONS, ROW_HEADER, Reduction
+from .reductions import PREFETCH_HEADER, REDUCTIONS, ROW_HEADER, Reduction
 from .rowwise import Rowwise
 from .scan import Scan
 from .text import identifiers
@@ -46,6 +46,7 @@ from .text import identifiers
 __all__ = [
     "BLOCK_HEADER",
     "MONOIDS",
+    "PREFETCH_HEADER",
     "REDUCTIONS",
     "ROW_HEADER",
     "Check",

@@ -93,15 +93,19 @@ def _fold(body: Body, name: str, op: str, type_: str, parts: str) -> None:
     )
 
 
-#: Header of every kernel that reduces over a row.
-ROW_HEADER = (
-    msl.header_for("ZMLX_EXP_BOUNDED")
-    + """
+#: Header of every kernel that asks for memory ahead.
+PREFETCH_HEADER = """
 // ZMLX_PREFETCH_FAR asks for what is wanted later; the CPU target defines it.
 #ifndef ZMLX_PREFETCH_FAR
 #define ZMLX_PREFETCH_FAR(pointer)
 #endif
+"""
 
+#: Header of every kernel that reduces over a row.
+ROW_HEADER = (
+    msl.header_for("ZMLX_EXP_BOUNDED")
+    + PREFETCH_HEADER
+    + """
 struct zmlx_sum {
     template <typename T> static T simd(T a) { return simd_sum(a); }
     template <typename T> static T fold(T a, T b) { return a + b; }

@@ -242,15 +242,17 @@ class Rowwise(Pattern):
 
     def _prefetch(self, body: Body) -> None:
         """Asks for the next row, which one thread otherwise waits for in the first sweep while it
-        has little arithmetic to do. The last sweep has the row itself in the cache."""
+        has little arithmetic to do. The last sweep has the row itself in the cache. In four places
+        in turn, since a processor's own fetching ahead goes on in several pages at a time."""
         rows = [x for x in self.inputs if x.kind == "row" and not x.index]
         if not rows:
             return
         body.open(f"if (TPR == 1 && D <= {_LONGEST_AHEAD})")
+        body.add("const uint ahead_ = i_ / U % 4 * (whole_ / U / 4 * U) + i_ / U / 4 * U;")
         for x in rows:
             width = "D" if x.parts == 1 else f"(D * {x.parts})"
             pointer = f"{array(x, '_in')}_row"
-            spot = place(x, "i_")
+            spot = place(x, "ahead_")
             body.open(f"for (uint p_ = 0; p_ < U; p_ += 64 / sizeof(*{pointer}))")
             body.add(f"ZMLX_PREFETCH_FAR({pointer} + {width} + {spot} + p_);")
             body.close()

@@ -298,17 +298,20 @@ pub const Rowwise = struct {
     }
 
     /// Asks for the next row, which one thread otherwise waits for in the first sweep while it has
-    /// little arithmetic to do. The last sweep has the row itself in the cache.
+    /// little arithmetic to do. The last sweep has the row itself in the cache. In four places in
+    /// turn, since a processor's own fetching ahead goes on in several pages at a time.
     fn prefetch(p: Rowwise, body: *Body) Error!void {
         for (p.inputs) |x| {
             if (x.kind == .row and x.index.len == 0) break;
         } else return;
         try body.open("if (TPR == 1 && D <= {d})", .{longest_ahead});
+        const ahead = "const uint ahead_ = i_ / U % 4 * (whole_ / U / 4 * U) + i_ / U / 4 * U;";
+        try body.add(ahead, .{});
         for (p.inputs) |x| {
             if (x.kind != .row or x.index.len != 0) continue;
             const pointer = try body.fmt("{s}_in_row", .{x.arrayName()});
             const width = if (x.parts == 1) "D" else try body.fmt("(D * {d})", .{x.parts});
-            const spot = try text.place(body, x, "i_");
+            const spot = try text.place(body, x, "ahead_");
             try body.open("for (uint p_ = 0; p_ < U; p_ += 64 / sizeof(*{s}))", .{pointer});
             try body.add("ZMLX_PREFETCH_FAR({s} + {s} + {s} + p_);", .{ pointer, width, spot });
             try body.close();
