@@ -115,7 +115,7 @@ class Fold(Pattern):
         if self.monoid.shifted and not self.merges:
             body.add(f"const {self.type} shift_ = {self.type}(x_in_row[D - 1]);")
         self._walk(body, "U", "u_", "TPR * U", ("first_ + lane_ * U", "whole_"), self._row_step)
-        body.open("for (uint k_ = 0; k_ < (U + TPR - 1) / TPR; ++k_)")
+        body.open("for (uint k_ = 0; whole_ < stop_ && k_ < (U + TPR - 1) / TPR; ++k_)")
         body.add("const uint j = whole_ + k_ * TPR + lane_;")
         body.open("if (j < stop_)")
         other = self._load(body, "row[j]", "j")

@@ -146,7 +146,8 @@ const Writer = struct {
             try body.add("const {s} shift_ = {s}(x_in_row[D - 1]);", .{ w.p.type, w.p.type });
         }
         try w.walk("U", "u_", "TPR * U", "first_ + lane_ * U", "whole_", rowStep);
-        try body.open("for (uint k_ = 0; k_ < (U + TPR - 1) / TPR; ++k_)", .{});
+        const tail = "for (uint k_ = 0; whole_ < stop_ && k_ < (U + TPR - 1) / TPR; ++k_)";
+        try body.open(tail, .{});
         try body.add("const uint j = whole_ + k_ * TPR + lane_;", .{});
         try body.open("if (j < stop_)", .{});
         const other = try w.load("row[j]", "j");
