@@ -1,9 +1,15 @@
 """Dropout: the generator, the statistics of its masks, and who sees the same mask."""
 
+import ctypes
+import platform
+import subprocess
+from pathlib import Path
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
+import zmlx
 from zmlx import launch, metal, msl, philox
 from zmlx.kernels import (
     add_layer_norm,
@@ -68,6 +74,36 @@ def test_the_kernel_draws_the_words_of_the_plain_arrays():
         tuple(map(mx.array, parts)), (mx.array(key & low), mx.array(key >> np.uint64(32)))
     )
     np.testing.assert_array_equal(np.array(got).reshape(1000, 4), np.array(mx.stack(want, -1)))
+
+
+LEVELS = ["x86-64", "x86-64-v3", "native"] if platform.machine() == "x86_64" else ["native"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_vectors_of_every_processor_draw_the_same_numbers(level, tmp_path):
+    prelude = Path(zmlx.__file__).parent / "native" / "prelude" / "random.h"
+    source, library = tmp_path / "draw.cc", tmp_path / "draw.so"
+    source.write_text(
+        "#include <cstdint>\nnamespace metal { using uint = unsigned; using ulong = uint64_t; }\n"
+        "using namespace metal;\n"
+        + prelude.read_text()
+        + """
+        extern "C" void draw(float* out, uint count, uint64_t first, uint64_t key) {
+            ZMLX_UNIFORMS(out, count, first, key);
+        }"""
+    )
+    command = ["g++", "-std=c++20", "-O2", f"-march={level}", "-w", "-shared", "-fPIC"]
+    done = subprocess.run([*command, "-o", library, source], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    draw = ctypes.CDLL(str(library)).draw
+    first, key = 2**32 - 5, 2**40 + 3
+    for count in (8, 24, 32, 64, 128, 256, 1000):
+        got = np.empty(count, np.float32)
+        pointer = got.ctypes.data_as(ctypes.c_void_p)
+        draw(pointer, ctypes.c_uint(count), ctypes.c_uint64(first), ctypes.c_uint64(key))
+        start = mx.array([first, key], mx.uint64)
+        want = philox.uniform(mx.arange(count), start[0], start[1])
+        np.testing.assert_array_equal(got, np.array(want))
 
 
 @pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.9])
