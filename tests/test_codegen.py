@@ -9,6 +9,7 @@ import pytest
 from zmlx.codegen import (
     Columnwise,
     Elementwise,
+    Fold,
     Let,
     Operand,
     Output,
@@ -75,13 +76,37 @@ def test_a_walk_loads_only_what_it_reaches():
 def test_the_last_of_several_walks_asks_for_the_next_row():
     total = Pass((Reduce("total", "sum", "x"),))
     spread = Pass((Reduce("spread", "sum", "x - total"),))
-    hint = "ZMLX_PREFETCH_FAR(x_in_row + D + i_ + p_);"
+    hint = "ZMLX_PREFETCH_FAR(x_in_row + D + ahead_ + p_);"
     mapped = Rowwise((Operand("x"),), (Output("y", "x - total"),), (total,)).source()
     assert mapped.count(hint) == 1
     assert mapped.index(hint) > mapped.index("const float total")
     folded = (Output("y", "spread", "per_row"),)
     assert Rowwise((Operand("x"),), folded, (total, spread)).source().count(hint) == 1
     assert hint not in Rowwise((Operand("x"),), folded, (spread,)).source()
+
+
+@pytest.mark.parametrize("d", [4096, 5000, 96, 32, 31])
+def test_the_next_row_is_asked_for_in_four_places_that_cover_it(d):
+    total = Pass((Reduce("total", "sum", "x"),))
+    source = Rowwise((Operand("x"),), (Output("y", "x - total"),), (total,)).source()
+    (place,) = re.findall(r"const uint ahead_ = (.*);", source)
+    u = 32
+    whole = d // u * u
+    expr = place.replace("/", "//")
+    places = [eval(expr, {"i_": i, "U": u, "whole_": whole}) for i in range(0, whole, u)]
+    full = whole // u // 4 * 4
+    assert sorted(places[:full]) == list(range(0, full * u, u))
+    if d == 4096:
+        assert places[:4] == [0, 1024, 2048, 3072]
+
+
+def test_a_fold_asks_for_a_page_ahead():
+    y = Output("y", "total", "per_row")
+    rows, columns = (Fold("sum", (y,), columns=c) for c in (False, True))
+    assert rows.source().count("ZMLX_PREFETCH_FAR(x_in_row + i_ + page_ + p_);") == 1
+    assert "#define ZMLX_PREFETCH_FAR" in rows.header
+    assert not columns.header
+    assert not Fold("sum", (y,), merges=True).header
 
 
 def test_parts_of_one_array_share_its_pointer():
