@@ -479,3 +479,36 @@ def test_quantised_weights_are_checked():
         expert_ffn(x, narrow, good, good, offsets, group_size=32)
     with pytest.raises(ValueError, match=r"'bits' must be"):
         expert_ffn(x, good, good, good, offsets, group_size=32, bits=7)
+    with pytest.raises(ValueError, match=r"'gate' must have a scale and a bias for every 64 of"):
+        expert_ffn(x, good, good, good, offsets)
+    with pytest.raises(ValueError, match=r"'offsets' must have shape \(3,\) but got \(2,\)"):
+        expert_ffn(x, good, good, good, offsets[:2], group_size=32)
+    one = [part[0] for part in good]
+    with pytest.raises(ValueError, match=r"'up' must have a weight of three axes but got \(64,"):
+        expert_ffn(x, good, one, good, offsets, group_size=32)
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+def test_quantised_experts_give_the_dtype_of_the_rows(dtype):
+    x, offsets = normal(4, 64, dtype=dtype), mx.array([0, 2, 4])
+    weight = mx.quantize(normal(2, 64, 64), group_size=32, bits=4)
+    assert weight[1].dtype == mx.float32
+    out, dx = mx.value_and_grad(
+        lambda x: expert_ffn(x, weight, weight, weight, offsets, group_size=32).sum()
+    )(x)
+    assert out.dtype == dx.dtype == dtype
+
+
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+def test_no_experts_and_rows_of_no_width(target):
+    with zmlx.target(target):
+        with pytest.raises(ValueError, match=r"'gate' must have at least one expert but got 0"):
+            expert_ffn(
+                mx.ones((2, 3)), mx.ones((0, 4, 3)), mx.ones((0, 4, 3)), mx.ones((0, 3, 4)),
+                mx.array([0]),
+            )  # fmt: skip
+        y = expert_ffn(
+            mx.ones((2, 0)), mx.ones((1, 4, 0)), mx.ones((1, 4, 0)), mx.ones((1, 0, 4)),
+            mx.array([0, 2]),
+        )  # fmt: skip
+    assert y.shape == (2, 0)

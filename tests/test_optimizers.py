@@ -549,3 +549,42 @@ def test_a_parameter_that_changed_its_shape():
 def test_options_are_checked(options, message):
     with pytest.raises((ValueError, TypeError), match=r"\[AdamW\] " + message):
         optimizers.AdamW(1e-3, **options)
+
+
+@pytest.mark.parametrize(
+    "name, options, message",
+    [
+        ("AdamW", {"weight_decay": "0.1"}, r"'weight_decay' must be a number but got str"),
+        ("AdamW", {"eps": None}, r"'eps' must be a number but got NoneType"),
+        ("AdamW", {"learning_rate": "1e-3"}, r"'learning_rate' must be a number but got str"),
+        ("Adam", {"bias_correction": "no"}, r"'bias_correction' must be True or False but got str"),
+        # MLX's step leaves a decay out that is not positive, and NaN is not.
+        ("Lion", {"weight_decay": float("nan")}, r"'weight_decay' must be a number but got nan"),
+        ("SGD", {"momentum": "0.9"}, r"'momentum' must be a number but got str"),
+        ("SGD", {"momentum": 0.9, "nesterov": "no"}, r"'nesterov' must be True or False"),
+        ("SGD", {"momentum": 0.9, "dampening": mx.ones((2,))}, r"'dampening' must be a number"),
+    ],
+)
+def test_numbers_and_flags_are_checked(name, options, message):
+    with pytest.raises((ValueError, TypeError), match=rf"\[{name}\] " + message):
+        getattr(optimizers, name)(**{"learning_rate": 1e-3, **options})
+
+
+def test_numbers_may_be_arrays_of_no_axes():
+    p, g = mx.ones((3,)), mx.array([1.0, -2.0, 3.0])
+    options = {"learning_rate": 0.1, "momentum": 0.5, "weight_decay": 0.25}
+    arrays = {name: mx.array(value) for name, value in options.items()}
+    found, want = (
+        optimizers.SGD(**o).apply_gradients({"a": g}, {"a": p})["a"] for o in (arrays, options)
+    )
+    assert mx.array_equal(found, want)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+def test_a_missing_gradient_of_the_first_step_is_named(name):
+    optimizer = getattr(optimizers, name)(1e-3)
+    message = rf"\[{name}\] 'gradients' must be a tree of mx.array but got NoneType at b\.0"
+    with pytest.raises(TypeError, match=message):
+        optimizer.apply_gradients({"a": mx.ones(3), "b": [None]}, {"a": mx.ones(3), "b": [1]})
+    assert optimizer.state["step"].item() == 0
+    assert "a" not in optimizer.state

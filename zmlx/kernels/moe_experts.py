@@ -284,25 +284,45 @@ def _check_quantized(
             f"[{op}] 'bits' must be 2, 3, 4, 5, 6 or 8 and 'group_size' 32, 64 or 128 but got "
             f"{bits} and {group_size}."
         )
-    hidden = None
-    for name, weight in zip(("gate", "up", "down"), weights, strict=True):
+    names = ("gate", "up", "down")
+    for name, weight in zip(names, weights, strict=True):
         if not isinstance(weight, (tuple, list)) or len(weight) != 3:
             raise TypeError(
                 f"[{op}] '{name}' must be (weight, scales, biases) as the others but got "
                 f"{type(weight).__name__}."
             )
-        packed, scales, biases = weight
-        check_array(op, name, packed, (mx.uint32,))
-        for part in (scales, biases):
+        check_array(op, name, weight[0], (mx.uint32,))
+        for part in weight[1:]:
             check_array(op, name, part, FLOATING)
-        width = x.shape[-1] if name != "down" else hidden
-        height = hidden if name != "down" else x.shape[-1]
-        expected = (offsets.size - 1, height or packed.shape[1], width)
+        if weight[0].ndim != 3:
+            raise ValueError(
+                f"[{op}] '{name}' must have a weight of three axes but got {weight[0].shape}."
+            )
+    found = {weight[0].shape[0] for weight in weights}
+    experts = found.pop() if len(found) == 1 else offsets.size - 1
+    _check_experts(experts, offsets)
+    d, h = x.shape[-1], weights[0][0].shape[1]
+    shapes = ((experts, h, d), (experts, h, d), (experts, d, h))
+    for name, (packed, scales, biases), expected in zip(names, weights, shapes, strict=True):
         got = (*packed.shape[:-1], packed.shape[-1] * 32 // bits)
-        by_scales = (*scales.shape[:-1], scales.shape[-1] * group_size)
-        if got != expected or by_scales != expected or biases.shape != scales.shape:
+        if got != expected:
             raise ValueError(f"[{op}] '{name}' must have shape {expected} but got {got}.")
-        hidden = hidden or packed.shape[1]
+        groups = (*expected[:-1], expected[-1] // group_size)
+        if expected[-1] % group_size or scales.shape != groups or biases.shape != groups:
+            raise ValueError(
+                f"[{op}] '{name}' must have a scale and a bias for every {group_size} of its "
+                f"{expected[-1]} columns but got {scales.shape} and {biases.shape}."
+            )
+
+
+def _check_experts(experts: int, offsets: mx.array) -> None:
+    """Of weights that agree: there are some, and an offset for each and one more."""
+    if experts < 1:
+        raise ValueError(f"[expert_ffn] 'gate' must have at least one expert but got {experts}.")
+    if offsets.size != experts + 1:
+        raise ValueError(
+            f"[expert_ffn] 'offsets' must have shape ({experts + 1},) but got {offsets.shape}."
+        )
 
 
 def expert_ffn(
@@ -344,16 +364,13 @@ def expert_ffn(
     check("expert_ffn", _ARGUMENTS, [x, gate, up, down, offsets])  # type: ignore[list-item]
     weights = [cast(mx.array, w) for w in (gate, up, down)]
     experts = weights[0].shape[0]
-    if offsets.size != experts + 1:
-        raise ValueError(
-            f"[expert_ffn] 'offsets' must have shape ({experts + 1},) but got {offsets.shape}."
-        )
+    _check_experts(experts, offsets)
     target = launch.settings().target
     if target == "reference" or cpu.maybe_tracing((x, *weights, offsets)) == cpu.DYNAMIC:
         return _plain(x, weights, offsets)
-    rows = x.shape[0]
-    if rows == 0:
+    if x.size == 0:
         return x
+    rows = x.shape[0]
     blocks = _blocks(offsets, rows, block_size(rows, experts) if target == "cpu" else 1)
     # MLX's products of the CPU are in float32.
     inner = mx.float32 if target == "cpu" else mx.result_type(x.dtype, weights[0].dtype)
@@ -374,15 +391,15 @@ def _quantized_ffn(
     x: mx.array, weights: Sequence[Any], offsets: mx.array, group_size: int, bits: int
 ) -> mx.array:
     """Row by row: MLX's quantised products of the CPU gain nothing from blocks."""
-    rows = x.shape[0]
-    if rows == 0:
+    if x.size == 0:
         return x
+    rows = x.shape[0]
     blocks = _blocks(offsets, rows, 1)
     product = _quantized(blocks, group_size, bits)
     gate, up, down = weights
     one = x[:, None]
     hidden = swiglu(product(one, gate), product(one, up))
-    return _rows(product(hidden, down), blocks)
+    return _rows(product(hidden, down), blocks).astype(x.dtype)
 
 
 def _aligned(x: mx.array, blocks: _Blocks) -> mx.array:

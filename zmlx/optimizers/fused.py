@@ -9,14 +9,28 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx.optimizers import Optimizer
-from mlx.utils import tree_map
+from mlx.utils import tree_flatten, tree_map
 
 from .. import launch
-from ..arguments import FLOATING
+from ..arguments import FLOATING, check_flag, check_number
 from ..packed import PackedKernel
 from .clip import check_max_norm, clip_factor, global_norm
 
 Mask = Callable[[str, mx.array], bool]
+
+
+def check_options(op: str, rate: Any, numbers: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
+    """Raises unless the rate is a number or a schedule, `numbers` are numbers, not NaN, and `flags`
+    True or False. A number may be a 0-d array."""
+    if not callable(rate):
+        numbers = {"learning_rate": rate, **numbers}
+    for name, value in numbers.items():
+        if isinstance(value, mx.array) and value.ndim == 0:
+            continue
+        if check_number(op, name, value) != value:
+            raise ValueError(f"[{op}] '{name}' must be a number but got {value}.")
+    for name, value in flags.items():
+        check_flag(op, name, value)
 
 
 class Leaf(NamedTuple):
@@ -107,6 +121,9 @@ class Fused(Optimizer):
             ValueError: a gradient has no parameter or no state, or their shapes differ.
         """
         if not self._initialized:
+            given: Any = tree_flatten(gradients)
+            for path, gradient in given:
+                self._check_array("gradients", gradient, path)
             self.init(gradients)
         leaves = list(self._leaves("", gradients, parameters, self.state))
         for name, scheduler in self._schedulers.items():
@@ -236,12 +253,8 @@ class Fused(Optimizer):
 
     def _check(self, leaf: Leaf) -> None:
         name = type(self).__name__
-        for argument, x in (("gradients", leaf.gradient), ("parameters", leaf.parameter)):
-            if not isinstance(x, mx.array):
-                raise TypeError(
-                    f"[{name}] '{argument}' must be a tree of mx.array but got "
-                    f"{type(x).__name__} at {leaf.path}."
-                )
+        self._check_array("gradients", leaf.gradient, leaf.path)
+        self._check_array("parameters", leaf.parameter, leaf.path)
         found = {"gradients": leaf.gradient}
         if not isinstance(leaf.state, Mapping):
             raise ValueError(
@@ -261,3 +274,10 @@ class Fused(Optimizer):
                     f"[{name}] '{what}' must have shape {leaf.parameter.shape} at {leaf.path} "
                     f"but got {x.shape}."
                 )
+
+    def _check_array(self, argument: str, x: Any, path: str) -> None:
+        if not isinstance(x, mx.array):
+            raise TypeError(
+                f"[{type(self).__name__}] '{argument}' must be a tree of mx.array but got "
+                f"{type(x).__name__} at {path}."
+            )

@@ -15,7 +15,7 @@ from mlx.optimizers import Lion as MLXLion
 
 from ..kernels import optimizer_steps as steps
 from ..packed import PackedKernel
-from .fused import Fused, Mask
+from .fused import Fused, Mask, check_options
 
 Rate = float | Callable[[mx.array], mx.array]
 Numbers = tuple[list[mx.array], tuple[float, ...]]
@@ -57,6 +57,7 @@ class Adam(Fused, MLXAdam):
         max_norm: float | None = None,
         fused: bool | None = None,
     ) -> None:
+        check_options("Adam", learning_rate, {"eps": eps}, {"bias_correction": bias_correction})
         MLXAdam.__init__(self, learning_rate, list(steps.check_betas("Adam", betas)), eps,
                                  bias_correction)  # fmt: skip
         self._configure(fused, moment_dtype, None, max_norm)
@@ -99,6 +100,8 @@ class AdamW(Adam, MLXAdamW):
         max_norm: float | None = None,
         fused: bool | None = None,
     ) -> None:
+        numbers = {"eps": eps, "weight_decay": weight_decay}
+        check_options("AdamW", learning_rate, numbers, {"bias_correction": bias_correction})
         MLXAdam.__init__(self, learning_rate, list(steps.check_betas("AdamW", betas)), eps,
                                  bias_correction)  # fmt: skip
         self.weight_decay = weight_decay
@@ -121,6 +124,7 @@ class Lion(Fused, MLXLion):
         max_norm: float | None = None,
         fused: bool | None = None,
     ) -> None:
+        check_options("Lion", learning_rate, {"weight_decay": weight_decay}, {})
         MLXLion.__init__(self, learning_rate, list(steps.check_betas("Lion", betas)), weight_decay)
         self._configure(fused, moment_dtype, weight_decay_mask, max_norm)
 
@@ -158,6 +162,8 @@ class SGD(Fused, MLXSGD):
         max_norm: float | None = None,
         fused: bool | None = None,
     ) -> None:
+        numbers = {"momentum": momentum, "weight_decay": weight_decay, "dampening": dampening}
+        check_options("SGD", learning_rate, numbers, {"nesterov": nesterov})
         MLXSGD.__init__(self, learning_rate, momentum, weight_decay, dampening, nesterov)
         self._configure(fused, moment_dtype, weight_decay_mask, max_norm)
 
