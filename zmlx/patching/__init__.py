@@ -38,7 +38,7 @@ from mlx.utils import tree_flatten
 from ..choice import catalogue, choice
 from ..nn.choosing import TYPICAL_ROWS
 from .head import find_head, head_of, lm_loss, put_head, restore_head
-from .match import Matcher
+from .match import Matcher, random_state_kept
 from .plans import AttentionPlan, DropoutPlan, Plan, plan_of
 from .probe import own_dtype, probe
 from .replace import Keys, parents, put, put_copy, restore
@@ -65,6 +65,7 @@ KINDS = (
 MODES = ("inference", "training")
 
 
+@random_state_kept()
 def patch(
     model: nn.Module,
     *,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -58,13 +59,29 @@ class Matcher(Mixtures, Leaves):
         found = self._known.get(key)
         if found is None and key not in self._known:
             try:
-                found = self._find(module)
+                found = self._find_in_both_modes(module)
             except UnmatchedError as reason:
                 found = reason
             self._known[key] = found  # type: ignore[assignment]
         if isinstance(found, UnmatchedError):
             raise found
         return found
+
+    def _find_in_both_modes(self, module: mnn.Module) -> Plan | None:
+        """A plan runs in evaluation and in training, so it has to be found in both: what drops a
+        part of its values, or has another function, in one of them is left alone."""
+        with _in_mode(module, training=False):
+            plan = self._find(module)
+        if plan is None or isinstance(plan, (AttentionPlan, DropoutPlan)):
+            return plan
+        with _in_mode(module, training=True):
+            try:
+                same = self._find(module) == plan
+            except UnmatchedError:
+                same = False
+        if not same:
+            raise UnmatchedError("it computes another thing in training")
+        return plan
 
     def _find(self, module: mnn.Module) -> Plan | None:
         if isinstance(module, _OTHER_LEAVES):
@@ -340,6 +357,30 @@ def _plain(call: Call) -> bool:
 def _short(error: Exception) -> str:
     lines = str(error).splitlines()
     return (lines[0] if lines else type(error).__name__)[:100]
+
+
+@contextmanager
+def _in_mode(module: mnn.Module, training: bool) -> Iterator[None]:
+    """The module and all below it in a mode; after it in their own."""
+    modes = [(m, vars(m)["_training"]) for m in module.modules() if "_training" in vars(m)]
+    try:
+        for m, _ in modes:
+            vars(m)["_training"] = training
+        yield
+    finally:
+        for m, own in modes:
+            vars(m)["_training"] = own
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """What is traced meanwhile may draw; MLX's random numbers go on where they were."""
+    state: Any = mx.random.state
+    high, low = state[0].tolist()
+    try:
+        yield
+    finally:
+        mx.random.seed(high << 32 | low)
 
 
 def _key(module: mnn.Module) -> Any:
