@@ -39,7 +39,8 @@ size_t declarator_end(const Unit& unit, size_t begin, bool* pointer) {
 // is pointed to, cast to, or passed.
 bool declares_variable(const Unit& unit, size_t i) {
   auto& tokens = unit.tokens;
-  if (i > 0 && (tokens[i - 1].is(")") || (tokens[i - 1].is("const") && tokens[i - 2].is(")")))) {
+  if ((i > 0 && tokens[i - 1].is(")")) ||
+      (i > 1 && tokens[i - 1].is("const") && tokens[i - 2].is(")"))) {
     return false;  // of a member function
   }
   size_t begin = unit.outline.statement_begin(i);
