@@ -324,6 +324,19 @@ def test_a_way_that_fails_is_told_and_the_others_are_measured(anchors):
     assert set(row.timings) == {EAGER}
 
 
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        ("/tmp/a_b/c4.main.so: file too short\nmore", "c4.main.so: file too short"),
+        ("cannot open '/home/me/x.py' or /etc/y", "cannot open 'x.py' or y"),
+        ("GB/s of 1/2, and a/b/c", "GB/s of 1/2, and a/b/c"),
+        ("", ""),
+    ],
+)
+def test_a_reason_names_files_without_their_folders(text, told):
+    assert rows._reason(ImportError(text)) == f"ImportError: {told}"
+
+
 def test_a_nan_agrees_with_nothing(anchors):
     plan = rows.Plan((ZMLX,), rounds=3, extras=False)
     op = entry(lambda x: x * math.nan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -32,6 +33,10 @@ AGREEMENT = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}
 
 #: Timings behind the rate from cache.
 _CACHED_CALLS = 30
+
+
+#: The folders of an absolute path.
+_FOLDERS = re.compile(r"(?<![\w./])(?:/[\w.+~-]+)+/(?=[\w.+~-])")
 
 
 @dataclass(frozen=True)
@@ -150,6 +155,12 @@ def _with_ratios(
     )
 
 
+def _reason(error: Exception) -> str:
+    """One line; of a file only its name, since results are read on other machines."""
+    line = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {_FOLDERS.sub('', line)}"
+
+
 def _ways(
     problem: Problem, dtype: str, mode: str, plan: Plan, threads: int
 ) -> tuple[dict[str, Way], dict[str, str]]:
@@ -168,8 +179,7 @@ def _ways(
             way = make()
             distance = _distance(way.results(), expected)
         except Exception as error:  # a way that fails is a finding and not the end of the run
-            reason = (str(error).strip().splitlines() or [""])[0]
-            notes[name] = f"did not run: {type(error).__name__}: {reason}"
+            notes[name] = f"did not run: {_reason(error)}"
             continue
         ways[name] = way
         if not (name.startswith(TORCH) and _is_random(problem.op)):  # it draws its own numbers
