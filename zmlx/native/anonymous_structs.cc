@@ -34,8 +34,10 @@ class AnonymousStructs {
  private:
   // Whether the brace opens a struct or union without name that is a member.
   bool member(size_t brace) const {
-    return tokens_[brace].is("{") && tokens_[brace - 1].is_any({"struct", "union"}) &&
-           tokens_[unit_.outline.partner[brace] + 1].is(";");
+    if (brace == 0 || !tokens_[brace].is("{")) return false;
+    size_t behind = unit_.outline.partner[brace] + 1;
+    return tokens_[brace - 1].is_any({"struct", "union"}) && behind < tokens_.size() &&
+           tokens_[behind].is(";");
   }
 
   size_t brace_around(size_t i) const {
