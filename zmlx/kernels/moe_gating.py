@@ -176,7 +176,7 @@ def _columns(
     slots = turns * span * depth
     places = (1 << (slots - 1).bit_length()) - 1
     c = launch.pick(settings, ROWS=min(_FEWEST_ROWS, _MOST_EXPERTS // experts))
-    # A number of 16 bits has at most 19 in its rank.
+    # A number of 16 bits has no more in its rank.
     short = half and gating.by_logit and places < 1 << 13
     return {**c, "SLOTS": slots, "NETWORK": 1, "SHORT": int(short), "SPAN": span, "DEPTH": depth,
             "TURNS": turns, "PLACES": places}  # fmt: skip

@@ -51,10 +51,10 @@ def header(depth: int) -> str:
         return "\n".join(f"        zmlx_exchange(a{i}, a{j});" for i, j in pairs)
 
     parts = {
-        "LOAD": lines("uint a{p} = keys[{p} * WIDTH + i];"),
+        "LOAD": lines("uint a{p} = keys[{p} * COUNT + i];"),
         "SORT": exchanges(_sort(depth)),
         "LARGER": lines("a{p} = max(a{p}, best[{q} * WIDTH + i]);"),
-        "PAIR": lines("uint a{p} = max(keys[{p} * WIDTH + 2 * i], keys[{q} * WIDTH + 2 * i + 1]);"),
+        "PAIR": lines("uint a{p} = max(keys[{p} * FROM + 2 * i], keys[{q} * FROM + 2 * i + 1]);"),
         "CLEAN": exchanges(_merge(depth)),
         "STORE": lines("best[{p} * WIDTH + i] = a{p};"),
     }
@@ -71,9 +71,10 @@ inline void zmlx_exchange(thread uint& a, thread uint& b) {
     b = less;
 }
 
-// Sorts the columns of keys into best.
-template <int WIDTH> inline void zmlx_columns_sort(const thread uint* keys, thread uint* best) {
-    for (int i = 0; i < WIDTH; ++i) {
+// Of columns with their keys WIDTH apart. Sorts those of keys into best.
+template <int WIDTH, int COUNT>
+inline void zmlx_columns_sort(const thread uint* keys, thread uint* best) {
+    for (int i = 0; i < COUNT; ++i) {
 @LOAD@
 @SORT@
 @STORE@
@@ -81,8 +82,9 @@ template <int WIDTH> inline void zmlx_columns_sort(const thread uint* keys, thre
 }
 
 // The largest of the columns of keys, which are in any order, and of best, which are sorted.
-template <int WIDTH> inline void zmlx_columns_merge(const thread uint* keys, thread uint* best) {
-    for (int i = 0; i < WIDTH; ++i) {
+template <int WIDTH, int COUNT>
+inline void zmlx_columns_merge(const thread uint* keys, thread uint* best) {
+    for (int i = 0; i < COUNT; ++i) {
 @LOAD@
 @SORT@
 @LARGER@
@@ -91,8 +93,8 @@ template <int WIDTH> inline void zmlx_columns_merge(const thread uint* keys, thr
     }
 }
 
-// The largest of every two neighbours of twice COUNT sorted columns.
-template <int WIDTH, int COUNT>
+// The largest of every two neighbours of twice COUNT sorted columns, whose keys are FROM apart.
+template <int FROM, int WIDTH, int COUNT>
 inline void zmlx_columns_fold(const thread uint* keys, thread uint* best) {
     for (int i = 0; i < COUNT; ++i) {
 @PAIR@
@@ -106,22 +108,41 @@ inline void zmlx_columns_fold(const thread uint* keys, thread uint* best) {
 #: upper bits of the rank, then the place. Where ranks differ in no more than their lower bits, keys
 #: may be in the wrong order: the text after it has to check.
 BODY = """\
-    constexpr int WIDTH = ROWS * SPAN;
-    uint keys[TURNS * DEPTH * WIDTH];
+    // The columns that a row has left when all rows are taken together.
+    constexpr int LEFT = SPAN == 16 ? 4 : SPAN;
+    constexpr int WIDTH = ROWS * LEFT;
     uint best[DEPTH * WIDTH];
     if (SPAN == 16) {
-        for (int r = 0; r < ROWS; ++r) {
-            uint own[SLOTS];
-            for (int i = 0; i < SLOTS; ++i) {
-                own[i] = (rank[r * SLOTS + i] & ~uint(PLACES)) | uint(PLACES - i);
-            }
-            for (int j = 0; j < TURNS * DEPTH; ++j) {
-                for (int u = 0; u < SPAN; ++u) {
-                    keys[j * WIDTH + r * SPAN + u] = own[j * SPAN + u];
+        // A row's columns are a vector; those of a few rows stay in the fastest cache.
+        constexpr int FEW = ROWS % 4 == 0 ? 4 : 1;
+        for (int first_of_few = 0; first_of_few < ROWS; first_of_few += FEW) {
+            uint columns[DEPTH * FEW * SPAN];
+            for (int r = 0; r < FEW; ++r) {
+                const int row = first_of_few + r;
+                uint keys[SLOTS];
+                if (direct) {
+                    auto x = logits + size_t(first + row) * E;
+                    for (int i = 0; i < SLOTS; ++i) {
+                        keys[i] = zmlx_order(x[i]) | uint(PLACES - i);
+                    }
+                } else {
+                    for (int i = 0; i < SLOTS; ++i) {
+                        keys[i] = (rank[row * SLOTS + i] & ~uint(PLACES)) | uint(PLACES - i);
+                    }
+                }
+                zmlx_columns_sort<FEW * SPAN, SPAN>(keys, columns + r * SPAN);
+                for (int turn = 1; turn < TURNS; ++turn) {
+                    zmlx_columns_merge<FEW * SPAN, SPAN>(
+                        keys + turn * DEPTH * SPAN, columns + r * SPAN);
                 }
             }
+            uint half_columns[DEPTH * FEW * SPAN / 2];
+            zmlx_columns_fold<FEW * SPAN, FEW * SPAN / 2, FEW * SPAN / 2>(columns, half_columns);
+            zmlx_columns_fold<FEW * SPAN / 2, WIDTH, FEW * LEFT>(
+                half_columns, best + first_of_few * LEFT);
         }
     } else {
+        uint keys[TURNS * DEPTH * WIDTH];
         for (int j = 0; j < TURNS * DEPTH; ++j) {
             for (int r = 0; r < ROWS; ++r) {
                 for (int u = 0; u < SPAN; ++u) {
@@ -131,18 +152,15 @@ BODY = """\
                 }
             }
         }
-    }
-    zmlx_columns_sort<WIDTH>(keys, best);
-    for (int turn = 1; turn < TURNS; ++turn) {
-        zmlx_columns_merge<WIDTH>(keys + turn * DEPTH * WIDTH, best);
-    }
-    if (SPAN == 16) {
-        zmlx_columns_fold<WIDTH, WIDTH / 2>(best, keys);
-        zmlx_columns_fold<WIDTH, WIDTH / 4>(keys, best);
+        zmlx_columns_sort<WIDTH, WIDTH>(keys, best);
+        for (int turn = 1; turn < TURNS; ++turn) {
+            zmlx_columns_merge<WIDTH, WIDTH>(keys + turn * DEPTH * WIDTH, best);
+        }
     }
     if (SPAN > 1) {
-        zmlx_columns_fold<WIDTH, 2 * ROWS>(best, keys);
-        zmlx_columns_fold<WIDTH, ROWS>(keys, best);
+        uint half_of_best[DEPTH * 2 * ROWS];
+        zmlx_columns_fold<WIDTH, 2 * ROWS, 2 * ROWS>(best, half_of_best);
+        zmlx_columns_fold<2 * ROWS, WIDTH, ROWS>(half_of_best, best);
     }
     for (int k = 0; k < K; ++k) {
         for (int r = 0; r < ROWS; ++r) {
@@ -153,8 +171,6 @@ BODY = """\
         const uint key = held[c];
         const int place = PLACES - int(key & uint(PLACES));
         chosen[c] = place;
-        // All lower bits of a negative number's rank are ones.
-        held[c] = SHORT ? (key & ~uint(PLACES)) | (key >> 31 ? 0u : uint(PLACES))
-                        : rank[c % ROWS * SLOTS + place];
+        held[c] = SHORT ? key & ~uint(PLACES) : rank[c % ROWS * SLOTS + place];
     }
 """

@@ -69,25 +69,39 @@ float spoilt[ROWS];
 const bool full = ROWS > 1 && first + ROWS <= rows;
 // Nothing but the logits counts, and a thread has whole rows, which are one after the other.
 constexpr bool FLAT = ROWS > 1 && BY_LOGIT && (NORMALIZE || !SOFTMAX) && SLOTS == E;
+// Whether keys are made of the logits as they are, instead of `rank`.
+bool direct = false;
 if (FLAT) {
     auto x = logits + size_t(first) * E;
-    int odd = full ? 0 : 1;
+    bool odd = true;
     if (full) {
+        // Of numbers without their sign, NaN has the largest bits.
+        zmlx_bits<T> most = 0;
         for (int i = 0; i < ROWS * E; ++i) {
-            const float v = float(x[i]);
-            odd += v != v ? 1 : 0;
-            rank[i] = zmlx_rank(v);
+            most = max(most, zmlx_size(x[i]));
         }
-    } else {
+        odd = most > zmlx_size(T(INFINITY));
+        // For the rows after these.
+        const size_t beyond = first + 2 * ROWS <= rows ? ROWS * E : 0;
+        for (int i = 0; i < ROWS * E; i += 64 / int(sizeof(T))) {
+            ZMLX_PREFETCH(x + beyond + i);
+        }
+    }
+    direct = SHORT && SPAN == 16 && !odd;
+    if (odd) {
         for (int i = 0; i < ROWS * E; ++i) {
-            rank[i] = zmlx_rank(float(x[min(uint(i / E), rows - 1 - first) * E + i % E]));
+            rank[i] = zmlx_rank(x[min(uint(i / E), rows - 1 - first) * E + i % E]);
+        }
+    } else if (!direct) {
+        for (int i = 0; i < ROWS * E; ++i) {
+            rank[i] = zmlx_order(x[i]);
         }
     }
     for (int r = 0; r < ROWS; ++r) {
         norm[r] = 1.0f;
         spoilt[r] = 1.0f;
     }
-    if (SOFTMAX && odd > 0) {
+    if (SOFTMAX && odd) {
         for (int i = 0; i < ROWS * E; ++i) {
             spoilt[i / E] = rank[i] == zmlx_rank(NAN) ? NAN : spoilt[i / E];
         }
@@ -100,8 +114,8 @@ for (int r = 0; r < (FLAT ? 0 : ROWS); ++r) {
     int count = 0;
     for (int i = 0; i < PER; ++i) {
         const int e = int(lane) + i * LANES;
-        const float v = e < E ? float(x[e]) : -INFINITY;
-        count += v != v ? 1 : 0;
+        const T v = e < E ? x[e] : T(-INFINITY);
+        count += float(v) != float(v) ? 1 : 0;
         rank[own + i] = e < E ? zmlx_rank(v) : 0u;
     }
     spoilt[r] = 1.0f;
@@ -147,7 +161,7 @@ for (int r = 0; r < (FLAT ? 0 : ROWS); ++r) {
                 const bool inside = e >= g * width && e < (g + 1) * width;
                 most = max(most, inside ? rank[own + i] : 0u);
             }
-            const float best = zmlx_lanes<LANES, zmlx_lane_max>(zmlx_logit(most));
+            const float best = zmlx_lanes<LANES, zmlx_lane_max>(zmlx_value<float>(most));
             most = zmlx_rank(best);
             // The second largest is the largest again where two are equal.
             uint second = least;
@@ -159,7 +173,7 @@ for (int r = 0; r < (FLAT ? 0 : ROWS); ++r) {
                 second = max(second, own_rank < most ? own_rank : 0u);
                 equal += own_rank == most ? 1 : 0;
             }
-            const float next = zmlx_lanes<LANES, zmlx_lane_max>(zmlx_logit(second));
+            const float next = zmlx_lanes<LANES, zmlx_lane_max>(zmlx_value<float>(second));
             const float ties = zmlx_lanes<LANES, zmlx_lane_sum>(float(equal));
             mark[g] = TOP2 && width > 1 ? best + (ties > 1.0f ? best : next) : best;
         }
@@ -185,34 +199,29 @@ for (int r = 0; r < (FLAT ? 0 : ROWS); ++r) {
 int chosen[K * ROWS];
 uint held[K * ROWS];
 @NETWORK@
-// As many are better than the last choice of a row as were chosen before, each after a better one.
-// If each is, then as many or more are better, so that their number over all rows tells.
+// Where the chosen differ in more than the lower bits from each other, and from all others, the
+// keys were in order.
 bool known = NETWORK && SHORT;
 if (NETWORK && !SHORT) {
-    int wrong[K * ROWS] = {0};
+    int close[K * ROWS] = {0};
     for (int b = ROWS; b < K * ROWS; ++b) {
-        const int a = b - ROWS;
-        const bool equal = held[a] == held[b];
-        wrong[b] = (held[a] > held[b]) | (equal & (chosen[a] < chosen[b])) ? 0 : 1;
+        close[b] = (held[b - ROWS] ^ held[b]) <= uint(PLACES) ? 1 : 0;
     }
-    int better[SLOTS] = {0};
+    int above[SLOTS] = {0};
     for (int r = 0; r < ROWS; ++r) {
-        const uint worst = held[(K - 1) * ROWS + r];
-        const int at = chosen[(K - 1) * ROWS + r];
+        const uint least = held[(K - 1) * ROWS + r] & ~uint(PLACES);
         for (int i = 0; i < SLOTS; ++i) {
-            const uint other = rank[r * SLOTS + i];
-            better[i] += (other > worst) | ((other == worst) & (i < at)) ? 1 : 0;
+            above[i] += rank[r * SLOTS + i] >= least ? 1 : 0;
         }
     }
-    int faults = 0;
-    for (int c = 0; c < K * ROWS; ++c) {
-        faults += wrong[c];
-    }
     int all = 0;
-    for (int i = 0; i < SLOTS; ++i) {
-        all += better[i];
+    for (int c = 0; c < K * ROWS; ++c) {
+        all += close[c];
     }
-    known = faults == 0 && all == ROWS * (K - 1);
+    for (int i = 0; i < SLOTS; ++i) {
+        all += above[i];
+    }
+    known = all == ROWS * K;
 }
 if (NETWORK && !known) {
     for (int r = 0; r < ROWS; ++r) {
@@ -245,7 +254,7 @@ if (!NETWORK) {
 float score[K * ROWS];
 if (BY_LOGIT) {
     for (int c = 0; c < K * ROWS; ++c) {
-        score[c] = zmlx_logit(held[c]);
+        score[c] = zmlx_value<T>(held[c]);
     }
 } else {
     for (int c = 0; c < K * ROWS; ++c) {
@@ -337,6 +346,11 @@ for (int i = 0; i < PER; ++i) {
 """
 
 HEADER = """\
+// ZMLX_PREFETCH asks for what is wanted soon; the CPU target defines it.
+#ifndef ZMLX_PREFETCH
+#define ZMLX_PREFETCH(pointer)
+#endif
+
 struct zmlx_lane_max {
     static float fold(float a, float b) { return max(a, b); }
 };
@@ -351,16 +365,41 @@ template <int LANES, typename Op> float zmlx_lanes(float value) {
     return value;
 }
 
-// Larger for the larger value; -0 is 0, and NaN below all.
-inline uint zmlx_rank(float value) {
-    const uint bits = as_type<uint>(value + 0.0f);
-    const uint order = bits ^ (uint(int(bits) >> 31) | 0x80000000u);
-    return value != value ? 0x00100000u : order;
+// The bits of a number; of one without its sign.
+template <typename T> struct zmlx_bits_of {
+    typedef ushort type;
+};
+template <> struct zmlx_bits_of<float> {
+    typedef uint type;
+};
+template <typename T> using zmlx_bits = typename zmlx_bits_of<T>::type;
+
+template <typename T> zmlx_bits<T> zmlx_size(T value) {
+    constexpr zmlx_bits<T> all = ~zmlx_bits<T>(0);
+    return as_type<zmlx_bits<T>>(value) & zmlx_bits<T>(all >> 1);
 }
 
-// The value of a rank.
-inline float zmlx_logit(uint rank) {
-    return as_type<float>(rank >> 31 ? rank ^ 0x80000000u : ~rank);
+// Larger for the larger number, the same for -0 and 0, and not for NaN. That of a number of 16 bits
+// has its upper bits alone.
+inline uint zmlx_order(float value) {
+    const uint bits = as_type<uint>(value + 0.0f);
+    return bits ^ (uint(int(bits) >> 31) | 0x80000000u);
+}
+template <typename T> uint zmlx_order(T value) {
+    const ushort bits = as_type<ushort>(value);
+    const ushort order = bits ^ (ushort(short(bits) >> 15) | ushort(0x8000));
+    return uint(ushort(order == 0x7fff ? 0x8000 : order)) << 16;
+}
+
+// NaN below all.
+template <typename T> uint zmlx_rank(T value) {
+    return float(value) != float(value) ? 0x00100000u : zmlx_order(value);
+}
+
+// The number in an order.
+template <typename T> T zmlx_value(uint order) {
+    const uint bits = order >> 31 ? order ^ 0x80000000u : ~order;
+    return as_type<T>(zmlx_bits<T>(bits >> (32 - 8 * sizeof(T))));
 }
 """
 
