@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 from pathlib import Path
 
@@ -217,6 +218,43 @@ def test_nan_keeps_its_upper_bits_and_becomes_quiet(numbers):
         call(getattr(numbers, f"float_to_{kind}"), x, y)
         nan = infinity < (EVERY_HALF & 0x7FFF)
         np.testing.assert_array_equal(y, np.where(nan, EVERY_HALF | quiet, EVERY_HALF))
+
+
+STEPS = exported("""
+template <class A, class B>
+void convert(const A* x, B* y, long n, bool live) {
+  for (long i = 0; i < n; i += 64) {
+    const auto from = ZMLX_READ_STEP(64, x + i);
+    auto to = ZMLX_WRITE_STEP(64, y + i, live);
+    for (uint u = 0; u < 64; ++u) ZMLX_SET(to, u, B, float(from[u]));
+  }
+}
+export void half_to_float(const half* x, float* y, long n) { convert(x, y, n, true); }
+export void float_to_half(const float* x, half* y, long n) { convert(x, y, n, true); }
+export void dropped(const float* x, half* y, long n) { convert(x, y, n, false); }
+""")
+
+
+# Those with AVX-512, with F16C alone, and with neither.
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="others have no such instructions")
+@pytest.mark.parametrize("processor", ["native", "haswell", "x86-64"])
+def test_steps_convert_halves_as_single_elements_are(processor):
+    steps = build(prelude("numbers", "steps") + STEPS, "-O3", f"-march={processor}")[0]
+    y, exact = np.empty(65536, np.float32), EVERY_HALF.view(np.float16).astype(np.float32)
+    call(steps.half_to_float, EVERY_HALF, y)
+    np.testing.assert_array_equal(y.view(np.uint32) >> 31, EVERY_HALF >> 15)
+    np.testing.assert_array_equal(y, exact)
+    x = near_every(11)[: 2**20]
+    rounded, untouched = np.empty(x.size, np.uint16), np.zeros(x.size, np.uint16)
+    call(steps.float_to_half, x, rounded)
+    with np.errstate(over="ignore"):
+        expected = x.astype(np.float16)
+    np.testing.assert_array_equal(rounded.view(np.float16), expected)
+    number = ~np.isnan(x)
+    np.testing.assert_array_equal(rounded[number], expected.view(np.uint16)[number])
+    if processor == "haswell":
+        call(steps.dropped, x, untouched)
+        assert not untouched.any()
 
 
 @pytest.mark.parametrize("kind", ["half", "bfloat"])

@@ -71,6 +71,7 @@ def tables() -> dict[str, Any]:
     """What the generators read."""
     return {
         "sections": [{"name": name, "text": text} for name, text in msl.sections()],
+        "step_header": codegen.STEP_HEADER,
         "row_header": codegen.ROW_HEADER,
         "prefetch_header": codegen.PREFETCH_HEADER,
         "block_header": codegen.BLOCK_HEADER,

@@ -27,6 +27,8 @@ pub const Range = struct { type: []const u8, lowest: []const u8, highest: []cons
 pub const Tables = struct {
     /// Sections of the shared header, with the function that each defines.
     sections: []const Section,
+    /// Header of kernels that take steps of elements.
+    step_header: []const u8,
     /// Header of kernels that reduce over rows.
     row_header: []const u8,
     prefetch_header: []const u8,
@@ -34,7 +36,7 @@ pub const Tables = struct {
     reductions: []const Reduction,
     monoids: []const Monoid,
     ranges: []const Range,
-    /// Elements that an elementwise body draws before they are used.
+    /// Elements of a step of an elementwise body.
     draw_block: u32,
     /// Steps that a fold sums before their sum is added to the total.
     fold_block: u32,

@@ -41,7 +41,7 @@ from .random import BLOCK_HEADER
 from .reductions import PREFETCH_HEADER, REDUCTIONS, ROW_HEADER, Reduction
 from .rowwise import Rowwise
 from .scan import Scan
-from .text import identifiers
+from .text import STEP_HEADER, identifiers
 
 __all__ = [
     "BLOCK_HEADER",
@@ -49,6 +49,7 @@ __all__ = [
     "PREFETCH_HEADER",
     "REDUCTIONS",
     "ROW_HEADER",
+    "STEP_HEADER",
     "Check",
     "Climb",
     "Columnwise",

@@ -7,9 +7,19 @@ from dataclasses import dataclass
 from .parts import Let, Operand, Output
 from .pattern import Pattern
 from .random import add_block, add_keys, draw, drawn, header
-from .text import Body, array, needed_names, unique
+from .text import (
+    STEP_HEADER,
+    Body,
+    add_read_step,
+    add_write_step,
+    array,
+    at_step,
+    needed_names,
+    set_step,
+    unique,
+)
 
-#: Elements that are drawn before they are used.
+#: Elements of a step: few, so that memory is read and written while numbers are drawn.
 _BLOCK = 256
 
 
@@ -36,7 +46,7 @@ class Elementwise(Pattern):
     @property
     def header(self) -> str:
         """Functions that the body calls."""
-        return header(self.inputs)
+        return STEP_HEADER + header(self.inputs)
 
     def source(self) -> str:
         """The body."""
@@ -50,20 +60,21 @@ class Elementwise(Pattern):
         body.add("const size_t start_ = size_t(thread_position_in_grid.x) * N;")
         body.open("if (start_ + N <= size_t(size))")
         random = drawn(self.inputs)
-        if random:
-            # Few at a time, so that memory is read and written while numbers are drawn.
-            body.add(f"const uint block_ = N % {_BLOCK} == 0 ? {_BLOCK} : N;")
-            body.open("for (uint b_ = 0; b_ < N; b_ += block_)")
-            for x in random:
-                add_block(body, x, "block_", f"{x.index} + (start_ + b_) / 8")
-        body.open(f"for (uint k_ = 0; k_ < {'block_' if random else 'N'}; ++k_)")
-        body.add(f"const size_t i_ = start_ + {'b_ + ' if random else ''}k_;")
+        body.add(f"const uint block_ = N % {_BLOCK} == 0 ? {_BLOCK} : N;")
+        body.open("for (uint b_ = 0; b_ < N; b_ += block_)")
+        for x in random:
+            add_block(body, x, "block_", f"{x.index} + (start_ + b_) / 8")
+        for x in self.inputs:
+            if x.kind == "full" and x.name in needed:
+                add_read_step(body, x, "block_", f"{array(x, '_in')} + start_ + b_")
+        for y in self.outputs:
+            add_write_step(body, y, "block_", f"{array(y, '_out')} + start_ + b_", "true")
+        body.open("for (uint k_ = 0; k_ < block_; ++k_)")
         for x in random:
             body.add(f"const float {x.name} = {x.name}_drawn[k_];")
-        self._element(body, needed)
+        self._element(body, needed, "k_")
         body.close()
-        if random:
-            body.close()
+        body.close()
         body.depth -= 1
         body.open("} else")
         body.open("for (size_t i_ = start_; i_ < size_t(size); ++i_)")
@@ -74,12 +85,17 @@ class Elementwise(Pattern):
         body.close()
         return body.text()
 
-    def _element(self, body: Body, needed: set[str]) -> None:
+    def _element(self, body: Body, needed: set[str], step: str = "") -> None:
+        """Element `step` of a step, or element i_."""
         for x in self.inputs:
             if x.kind == "full" and x.name in needed:
-                body.add(f"const {x.type} {x.name} = {x.type}({array(x, '_in')}[i_]);")
+                value = at_step(x, step) if step else f"{x.type}({array(x, '_in')}[i_])"
+                body.add(f"const {x.type} {x.name} = {value};")
         for let in self.lets:
             if let.name in needed:
                 body.add(let.declaration())
         for y in self.outputs:
-            body.add(f"{array(y, '_out')}[i_] = {y.name}_t({y.expr});")
+            if step:
+                body.add(set_step(y, step))
+            else:
+                body.add(f"{array(y, '_out')}[i_] = {y.name}_t({y.expr});")

@@ -9,7 +9,7 @@ from .monoids import MONOIDS, RANGES, Monoid, add_merge, check, fill, names_of
 from .parts import Operand, Output
 from .pattern import Pattern
 from .reductions import PREFETCH_HEADER
-from .text import Body, unique
+from .text import STEP_HEADER, Body, add_read_step, unique
 
 #: Steps that are summed before their sum is added to the total.
 _BLOCK = 64
@@ -76,7 +76,9 @@ class Fold(Pattern):
     @property
     def header(self) -> str:
         """Functions that the body calls."""
-        return PREFETCH_HEADER if not (self.columns or self.merges) else ""
+        if self.columns:
+            return ""
+        return STEP_HEADER + (PREFETCH_HEADER if not self.merges else "")
 
     def source(self) -> str:
         """The body."""
@@ -132,7 +134,7 @@ class Fold(Pattern):
             self._prefetch(body)
         # From a pointer, since a sum of indices that may wrap keeps the loop from vectorising.
         for x in self._elements:
-            body.add(f"auto {x.name}_in_step = {x.name}_in_row + i_;")
+            add_read_step(body, x, "U", f"{x.name}_in_row + i_")
         body.open("for (uint u_ = 0; u_ < U; ++u_)")
         body.add("const uint j = i_ + u_;")
         other = self._load(body, "step[u_]", "j")

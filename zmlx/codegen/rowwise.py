@@ -16,7 +16,19 @@ from .random import (
     header,
 )
 from .reductions import REDUCTIONS, ROW_HEADER, fold_parts, start_parts, update_part
-from .text import Body, add_width, array, needed_names, place, unique
+from .text import (
+    STEP_HEADER,
+    Body,
+    add_read_step,
+    add_width,
+    add_write_step,
+    array,
+    at_step,
+    needed_names,
+    place,
+    set_step,
+    unique,
+)
 
 #: Rows longer than this are not asked for ahead: they would leave the cache before their turn.
 _LONGEST_AHEAD = 32768
@@ -85,7 +97,7 @@ class Rowwise(Pattern):
     @property
     def header(self) -> str:
         """Functions that the body calls."""
-        return header(self.inputs) + (ROW_HEADER if self.passes else "")
+        return STEP_HEADER + header(self.inputs) + (ROW_HEADER if self.passes else "")
 
     def source(self) -> str:
         """The body."""
@@ -223,6 +235,14 @@ class Rowwise(Pattern):
             self._prefetch(body)
         for x in random:
             add_block(body, x, "U", f"{x.name}_first + i_ / 8")
+        for x in self.inputs:
+            if x.name in needed and x.kind in ("row", "column"):
+                name = array(x, "_in") + ("_row" if x.kind == "row" else "")
+                add_read_step(body, x, "U", f"{name} + {place(x, 'i_')}")
+        for y in () if reductions else self.outputs:
+            if y.kind == "row":
+                pointer = f"{array(y, '_out')}_row + {place(y, 'i_')}"
+                add_write_step(body, y, "U", pointer, "live_")
         body.open("for (uint u_ = 0; u_ < U; ++u_)")
         body.add("const uint j = i_ + u_;")
         for x in random:
@@ -273,7 +293,7 @@ class Rowwise(Pattern):
             if x.name not in needed or x.kind not in ("row", "column"):
                 continue
             name = array(x, "_in") + ("_row" if x.kind == "row" else "")
-            value = f"{x.type}({name}[{place(x, 'j')}])"
+            value = f"{x.type}({name}[{place(x, 'j')}])" if tail else at_step(x, "u_")
             if x.name in kept:
                 # One thread has its row in the cache already; a copy of it would only push it out.
                 value = f"TPR == 1 ? {value} : {x.name}_kept{tail}[{slot}]"
@@ -296,7 +316,8 @@ class Rowwise(Pattern):
         if guarded:
             body.open("if (live_)")
         for y in rows:
-            body.add(f"{array(y, '_out')}_row[{place(y, 'j')}] = {y.name}_t({y.expr});")
+            spot = f"{array(y, '_out')}_row[{place(y, 'j')}]"
+            body.add(f"{spot} = {y.name}_t({y.expr});" if tail else set_step(y, "u_"))
         if guarded:
             body.close()
         for y in self.columns:

@@ -81,3 +81,35 @@ def add_width(body: Body, items: Iterable[Operand | Output]) -> None:
 def unique(items: Iterable[str]) -> tuple[str, ...]:
     """Items without repeats, in order."""
     return tuple(dict.fromkeys(items))
+
+
+#: Header of every kernel that takes steps of elements.
+STEP_HEADER = """
+// `count` elements that lie side by side, which a thread reads or sets one after the other, and
+// keeps if `live`. The CPU target converts those of half at once.
+#ifndef ZMLX_READ_STEP
+#define ZMLX_READ_STEP(count, pointer) (pointer)
+#define ZMLX_WRITE_STEP(count, pointer, live) (pointer)
+#define ZMLX_SET(step, index, type, ...) step[index] = type(__VA_ARGS__)
+#endif
+"""
+
+
+def add_read_step(body: Body, x: Operand, count: str, pointer: str) -> None:
+    """Declares the elements that `at_step` reads."""
+    body.add(f"const auto {x.name}_in_step = ZMLX_READ_STEP({count}, {pointer});")
+
+
+def add_write_step(body: Body, y: Output, count: str, pointer: str, live: str) -> None:
+    """Declares the elements that `set_step` sets."""
+    body.add(f"auto {y.name}_out_step = ZMLX_WRITE_STEP({count}, {pointer}, {live});")
+
+
+def at_step(x: Operand, index: str) -> str:
+    """An element of a step."""
+    return f"{x.type}({x.name}_in_step[{index}])"
+
+
+def set_step(y: Output, index: str) -> str:
+    """Sets an element of a step."""
+    return f"ZMLX_SET({y.name}_out_step, {index}, {y.name}_t, {y.expr});"

@@ -29,7 +29,8 @@ pub const Elementwise = struct {
     }
 
     pub fn header(p: Elementwise, arena: Allocator) Error![]const u8 {
-        return random.header(arena, p.inputs);
+        const drawn = try random.header(arena, p.inputs);
+        return std.mem.concat(arena, u8, &.{ tables.step_header, drawn });
     }
 
     pub fn source(p: Elementwise, arena: Allocator) Error![]const u8 {
@@ -43,44 +44,53 @@ pub const Elementwise = struct {
         try random.addKeys(&body, p.inputs);
         try body.add("const size_t start_ = size_t(thread_position_in_grid.x) * N;", .{});
         try body.open("if (start_ + N <= size_t(size))", .{});
-        const draws = random.anyDrawn(p.inputs);
-        if (draws) {
-            // Few at a time, so that memory is read and written while numbers are drawn.
-            const few = tables.draw_block;
-            try body.add("const uint block_ = N % {d} == 0 ? {d} : N;", .{ few, few });
-            try body.open("for (uint b_ = 0; b_ < N; b_ += block_)", .{});
-            for (p.inputs) |x| if (x.kind == .random) {
-                const first = try body.fmt("{s} + (start_ + b_) / 8", .{x.index});
-                try random.addBlock(&body, x, "block_", first);
-            };
+        const few = tables.draw_block;
+        try body.add("const uint block_ = N % {d} == 0 ? {d} : N;", .{ few, few });
+        try body.open("for (uint b_ = 0; b_ < N; b_ += block_)", .{});
+        for (p.inputs) |x| if (x.kind == .random) {
+            const first = try body.fmt("{s} + (start_ + b_) / 8", .{x.index});
+            try random.addBlock(&body, x, "block_", first);
+        };
+        for (p.inputs) |x| if (x.kind == .full and needed.has(x.name)) {
+            const pointer = try body.fmt("{s}_in + start_ + b_", .{x.arrayName()});
+            try text.addReadStep(&body, x, "block_", pointer);
+        };
+        for (p.outputs) |y| {
+            const pointer = try body.fmt("{s}_out + start_ + b_", .{y.arrayName()});
+            try text.addWriteStep(&body, y, "block_", pointer, "true");
         }
-        try body.open("for (uint k_ = 0; k_ < {s}; ++k_)", .{if (draws) "block_" else "N"});
-        try body.add("const size_t i_ = start_ + {s}k_;", .{if (draws) "b_ + " else ""});
+        try body.open("for (uint k_ = 0; k_ < block_; ++k_)", .{});
         for (p.inputs) |x| if (x.kind == .random) {
             try body.add("const float {s} = {s}_drawn[k_];", .{ x.name, x.name });
         };
-        try p.element(&body, needed);
+        try p.element(&body, needed, "k_");
         try body.close();
-        if (draws) try body.close();
+        try body.close();
         try body.closeElse();
         try body.open("for (size_t i_ = start_; i_ < size_t(size); ++i_)", .{});
         for (p.inputs) |x| if (x.kind == .random) try random.addDraw(&body, x, x.index, "i_");
-        try p.element(&body, needed);
+        try p.element(&body, needed, null);
         try body.close();
         try body.close();
         return body.text();
     }
 
-    fn element(p: Elementwise, body: *Body, needed: Names) Error!void {
+    /// Element `step` of a step, or element i_.
+    fn element(p: Elementwise, body: *Body, needed: Names, step: ?[]const u8) Error!void {
         for (p.inputs) |x| if (x.kind == .full and needed.has(x.name)) {
-            try body.add(
-                "const {s} {s} = {s}({s}_in[i_]);",
-                .{ x.type, x.name, x.type, x.arrayName() },
-            );
+            const value = if (step) |index|
+                try text.atStep(body, x, index)
+            else
+                try body.fmt("{s}({s}_in[i_])", .{ x.type, x.arrayName() });
+            try body.add("const {s} {s} = {s};", .{ x.type, x.name, value });
         };
         for (p.lets) |let| if (needed.has(let.name)) try body.declare(let);
         for (p.outputs) |y| {
-            try body.add("{s}_out[i_] = {s}_t({s});", .{ y.arrayName(), y.name, y.expr });
+            if (step) |index| {
+                try text.addSetStep(body, y, index);
+            } else {
+                try body.add("{s}_out[i_] = {s}_t({s});", .{ y.arrayName(), y.name, y.expr });
+            }
         }
     }
 };

@@ -52,7 +52,8 @@ pub const Fold = struct {
     }
 
     pub fn header(p: Fold, _: Allocator) Error![]const u8 {
-        return if (p.columns or p.merges) "" else tables.prefetch_header;
+        if (p.columns) return "";
+        return if (p.merges) tables.step_header else tables.step_header ++ tables.prefetch_header;
     }
 
     pub fn monoid(p: Fold) Monoid {
@@ -165,7 +166,7 @@ const Writer = struct {
         if (!w.p.merges) try prefetch(body);
         // From a pointer, since a sum of indices that may wrap keeps the loop from vectorising.
         for (w.elements) |x| {
-            try body.add("auto {s}_in_step = {s}_in_row + i_;", .{ x.name, x.name });
+            try text.addReadStep(body, x, "U", try body.fmt("{s}_in_row + i_", .{x.name}));
         }
         try body.open("for (uint u_ = 0; u_ < U; ++u_)", .{});
         try body.add("const uint j = i_ + u_;", .{});

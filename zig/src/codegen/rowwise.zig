@@ -64,8 +64,8 @@ pub const Rowwise = struct {
 
     pub fn header(p: Rowwise, arena: Allocator) Error![]const u8 {
         const drawn = try random.header(arena, p.inputs);
-        if (p.passes.len == 0) return drawn;
-        return std.mem.concat(arena, u8, &.{ drawn, reductions.row_header });
+        const row = if (p.passes.len > 0) reductions.row_header else "";
+        return std.mem.concat(arena, u8, &.{ tables.step_header, drawn, row });
     }
 
     /// Whether outputs are summed over rows.
@@ -275,6 +275,20 @@ pub const Rowwise = struct {
         for (p.inputs) |x| if (x.kind == .random and needed.has(x.name)) {
             try random.addBlock(body, x, "U", try body.fmt("{s}_first + i_ / 8", .{x.name}));
         };
+        for (p.inputs) |x| {
+            if (!needed.has(x.name) or (x.kind != .row and x.kind != .column)) continue;
+            const pointer = try body.fmt("{s}_in{s} + {s}", .{
+                x.arrayName(),
+                if (x.kind == .row) "_row" else "",
+                try text.place(body, x, "i_"),
+            });
+            try text.addReadStep(body, x, "U", pointer);
+        }
+        if (reducing.len == 0) for (p.outputs) |y| if (y.kind == .row) {
+            const spot = try text.place(body, y, "i_");
+            const pointer = try body.fmt("{s}_out_row + {s}", .{ y.arrayName(), spot });
+            try text.addWriteStep(body, y, "U", pointer, "live_");
+        };
         try body.open("for (uint u_ = 0; u_ < U; ++u_)", .{});
         try body.add("const uint j = i_ + u_;", .{});
         for (p.inputs) |x| if (x.kind == .random and needed.has(x.name)) {
@@ -330,12 +344,15 @@ pub const Rowwise = struct {
     ) Error!void {
         for (p.inputs) |x| {
             if (!needed.has(x.name) or (x.kind != .row and x.kind != .column)) continue;
-            const value = try body.fmt("{s}({s}_in{s}[{s}])", .{
-                x.type,
-                x.arrayName(),
-                if (x.kind == .row) "_row" else "",
-                try text.place(body, x, "j"),
-            });
+            const value = if (at.tail.len == 0)
+                try text.atStep(body, x, "u_")
+            else
+                try body.fmt("{s}({s}_in{s}[{s}])", .{
+                    x.type,
+                    x.arrayName(),
+                    if (x.kind == .row) "_row" else "",
+                    try text.place(body, x, "j"),
+                });
             if (kept.has(x.name)) {
                 // One thread has its row in the cache already; a copy would only push it out.
                 try body.add(
@@ -370,9 +387,13 @@ pub const Rowwise = struct {
         const guarded = rows and !p.hasColumns();
         if (guarded) try body.open("if (live_)", .{});
         for (p.outputs) |y| if (y.kind == .row) {
-            try body.add("{s}_out_row[{s}] = {s}_t({s});", .{
-                y.arrayName(), try text.place(body, y, "j"), y.name, y.expr,
-            });
+            if (at.tail.len == 0) {
+                try text.addSetStep(body, y, "u_");
+            } else {
+                try body.add("{s}_out_row[{s}] = {s}_t({s});", .{
+                    y.arrayName(), try text.place(body, y, "j"), y.name, y.expr,
+                });
+            }
         };
         if (guarded) try body.close();
         for (p.outputs) |y| if (y.kind == .column) {

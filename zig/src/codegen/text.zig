@@ -171,6 +171,38 @@ pub fn addRowPointer(body: *Body, item: anytype, name: []const u8, row: []const 
     try body.add("auto {s}_row = {s} + size_t({s}) * {s};", .{ name, name, row, width });
 }
 
+/// Declares the elements that `atStep` reads.
+pub fn addReadStep(body: *Body, x: parts.Operand, count: []const u8, pointer: []const u8) Error!void {
+    try body.add(
+        "const auto {s}_in_step = ZMLX_READ_STEP({s}, {s});",
+        .{ x.name, count, pointer },
+    );
+}
+
+/// Declares the elements that `addSetStep` sets.
+pub fn addWriteStep(
+    body: *Body,
+    y: parts.Output,
+    count: []const u8,
+    pointer: []const u8,
+    live: []const u8,
+) Error!void {
+    try body.add(
+        "auto {s}_out_step = ZMLX_WRITE_STEP({s}, {s}, {s});",
+        .{ y.name, count, pointer, live },
+    );
+}
+
+/// An element of a step.
+pub fn atStep(body: *Body, x: parts.Operand, index: []const u8) Error![]const u8 {
+    return body.fmt("{s}({s}_in_step[{s}])", .{ x.type, x.name, index });
+}
+
+/// Sets an element of a step.
+pub fn addSetStep(body: *Body, y: parts.Output, index: []const u8) Error!void {
+    try body.add("ZMLX_SET({s}_out_step, {s}, {s}_t, {s});", .{ y.name, index, y.name, y.expr });
+}
+
 /// The expressions of outputs.
 pub fn expressions(arena: Allocator, outputs: []const parts.Output) Error![]const []const u8 {
     const exprs = try arena.alloc([]const u8, outputs.len);
