@@ -231,6 +231,8 @@ void convert(const A* x, B* y, long n, bool live) {
 }
 export void half_to_float(const half* x, float* y, long n) { convert(x, y, n, true); }
 export void float_to_half(const float* x, half* y, long n) { convert(x, y, n, true); }
+export void bfloat_to_float(const bfloat* x, float* y, long n) { convert(x, y, n, true); }
+export void float_to_bfloat(const float* x, bfloat* y, long n) { convert(x, y, n, true); }
 export void dropped(const float* x, half* y, long n) { convert(x, y, n, false); }
 """)
 
@@ -238,21 +240,28 @@ export void dropped(const float* x, half* y, long n) { convert(x, y, n, false); 
 # Those with AVX-512, with F16C alone, and with neither.
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="others have no such instructions")
 @pytest.mark.parametrize("processor", ["native", "haswell", "x86-64"])
-def test_steps_convert_halves_as_single_elements_are(processor):
+def test_steps_are_converted_as_single_elements_are(processor):
     steps = build(prelude("numbers", "steps") + STEPS, "-O3", f"-march={processor}")[0]
     y, exact = np.empty(65536, np.float32), EVERY_HALF.view(np.float16).astype(np.float32)
     call(steps.half_to_float, EVERY_HALF, y)
     np.testing.assert_array_equal(y.view(np.uint32) >> 31, EVERY_HALF >> 15)
     np.testing.assert_array_equal(y, exact)
     x = near_every(11)[: 2**20]
-    rounded, untouched = np.empty(x.size, np.uint16), np.zeros(x.size, np.uint16)
+    rounded = np.empty(x.size, np.uint16)
     call(steps.float_to_half, x, rounded)
     with np.errstate(over="ignore"):
         expected = x.astype(np.float16)
     np.testing.assert_array_equal(rounded.view(np.float16), expected)
     number = ~np.isnan(x)
     np.testing.assert_array_equal(rounded[number], expected.view(np.uint16)[number])
+    call(steps.bfloat_to_float, EVERY_HALF, y)
+    np.testing.assert_array_equal(y.view(np.uint32), EVERY_HALF.astype(np.uint32) << 16)
+    x = near_every(16)[-(2**21) :]
+    rounded = np.empty(x.size, np.uint16)
+    call(steps.float_to_bfloat, x, rounded)
+    np.testing.assert_array_equal(rounded, bfloat_of(x))
     if processor == "haswell":
+        untouched = np.zeros(x.size, np.uint16)
         call(steps.dropped, x, untouched)
         assert not untouched.any()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .monoids import MONOIDS, Monoid, add_merge, check, names_of
 from .parts import Operand, Output
 from .pattern import Pattern
-from .text import Body, unique
+from .text import STEP_HEADER, Body, add_read_step, add_write_step, set_step, unique
 
 #: Neighbours that a thread scans one after another.
 _RUN = 16
@@ -70,6 +70,11 @@ class Scan(Pattern):
         """The launch constants that follow the inputs."""
         leading = ("batches", "rows") if self.columns else ("rows",)
         return (*leading, "D", "parts", "chunk")
+
+    @property
+    def header(self) -> str:
+        """Functions that the body calls."""
+        return "" if self.columns else STEP_HEADER
 
     def source(self) -> str:
         """The body."""
@@ -154,6 +159,8 @@ class Scan(Pattern):
             body.add(f"{type_} {name}_part[U], {name}_own[U];")
         # In a loop of its own, which converts whole registers.
         body.open("if (full_)")
+        for name in ("x", *self.others):
+            add_read_step(body, Operand(name), "U", f"{name}_in_row + i_")
         body.open("for (uint u_ = 0; u_ < U; ++u_)")
         lifted = self._load(body, "step[u_]")
         for name in types:
@@ -283,13 +290,19 @@ class Scan(Pattern):
         types = self._types
         body.open("if (live_ && full_)")
         for loop in ("u_ < U", "u_ < U && i_ + u_ < stop_"):
+            if loop == "u_ < U":
+                for name in self.others:
+                    add_read_step(body, Operand(name), "U", f"{name}_in_row + i_")
+                for y in self.outputs:
+                    add_write_step(body, y, "U", f"{y.name}_out_row + i_", "true")
             body.open(f"for (uint u_ = 0; {loop}; ++u_)")
             for name, type_ in types.items():
                 body.add(f"const {type_} {name} = {name}_part[u_];")
             for name in self.others:
                 body.add(f"const {self.type} {name} = {self.type}({name}_in_step[u_]);")
             for y in self.outputs:
-                body.add(f"{y.name}_out_step[u_] = {y.name}_t({y.expr});")
+                alone = f"{y.name}_out_step[u_] = {y.name}_t({y.expr});"
+                body.add(set_step(y, "u_") if loop == "u_ < U" else alone)
             body.close()
             if loop == "u_ < U":
                 body.depth -= 1

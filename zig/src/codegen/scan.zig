@@ -58,8 +58,8 @@ pub const Scan = struct {
         return fold.axisConstants(p.columns);
     }
 
-    pub fn header(_: Scan, _: Allocator) Error![]const u8 {
-        return "";
+    pub fn header(p: Scan, _: Allocator) Error![]const u8 {
+        return if (p.columns) "" else tables.step_header;
     }
 
     pub fn monoid(p: Scan) Monoid {
@@ -185,6 +185,8 @@ const Writer = struct {
         try w.declareAll("{s} {s}_part[U], {s}_own[U];");
         // In a loop of its own, which converts whole registers.
         try body.open("if (full_)", .{});
+        try w.readStep("x");
+        for (w.p.others) |name| try w.readStep(name);
         try w.loadBlock(loops[0]);
         try body.closeElse();
         try body.open("for (uint u_ = 0; u_ < U; ++u_)", .{});
@@ -218,6 +220,12 @@ const Writer = struct {
         try w.body.add(in, .{ "x", "x" });
         for (w.p.others) |n| try w.body.add(in, .{ n, n });
         for (w.p.outputs) |y| try w.body.add(out, .{ y.name, y.name });
+    }
+
+    /// A whole step of an operand.
+    fn readStep(w: *Writer, name: []const u8) Error!void {
+        const x: parts.Operand = .{ .name = name };
+        try text.addReadStep(&w.body, x, "U", try w.body.fmt("{s}_in_row + i_", .{name}));
     }
 
     /// The states of a thread's elements.
@@ -338,12 +346,22 @@ const Writer = struct {
             if (i > 0) {
                 body.depth -= 1;
                 try body.open("}} else if (live_)", .{});
+            } else {
+                for (w.p.others) |name| try w.readStep(name);
+                for (w.p.outputs) |y| {
+                    const pointer = try body.fmt("{s}_out_row + i_", .{y.name});
+                    try text.addWriteStep(body, y, "U", pointer, "true");
+                }
             }
             try body.open("for (uint u_ = 0; {s}; ++u_)", .{loop});
             try w.declareAll("const {s} {s} = {s}_part[u_];");
             for (w.p.others) |name| try w.loadOne(name, "step[u_]");
             for (w.p.outputs) |y| {
-                try body.add("{s}_out_step[u_] = {s}_t({s});", .{ y.name, y.name, y.expr });
+                if (i == 0) {
+                    try text.addSetStep(body, y, "u_");
+                } else {
+                    try body.add("{s}_out_step[u_] = {s}_t({s});", .{ y.name, y.name, y.expr });
+                }
             }
             try body.close();
         }
