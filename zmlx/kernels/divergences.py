@@ -95,7 +95,7 @@ class _Divergence:
 
 
 def _divergence(name: str, log_target: bool) -> _Divergence:
-    # A logarithm of 0 is replaced before it is multiplied: neither value nor derivative is infinite.
+    # A logarithm of 0 is replaced before it is multiplied, so that no derivative is infinite.
     known = (Let("p", "exp(t)"), Let("log_p", "p == 0.0f ? 0.0f : t"))
     if not log_target:
         zero = Let("p", "t == 0.0f ? 0.0f : t")  # without a derivative
