@@ -101,9 +101,9 @@ def _divergence(name: str, log_target: bool) -> _Divergence:
         zero = Let("p", "t == 0.0f ? 0.0f : t")  # without a derivative
         known = (zero, Let("log_p", "log(t == 0.0f ? 1.0f : t)"))
     if name == "kl_div":
-        lets = (*known, Let("gap", "p == 0.0f ? 0.0f : log_p - x"))
+        gap = Let("gap", "p == 0.0f ? 0.0f : log_p - x")
         dt = "p * (gap + 1.0f)" if log_target else "p == 0.0f ? 0.0f : gap + 1.0f"
-        return _Divergence(name, lets, "p * gap", "0.0f - p", dt)
+        return _Divergence(name, (*known, gap), "p * gap", "0.0f - p", dt)
     lets = (
         *known,
         Let("q", "exp(x)"),
