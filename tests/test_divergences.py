@@ -89,6 +89,35 @@ def test_a_probability_of_0_counts_nothing(function, reduction):
         assert some == pytest.approx(0.7 * (np.log(0.7) + 2.0), rel=1e-5)
 
 
+@pytest.mark.parametrize("function", [kl_div, js_div])
+@pytest.mark.parametrize("log_target", [False, True])
+def test_a_probability_of_0_counts_nothing_under_transforms(function, log_target):
+    x = array([[-1.0, -float("inf"), -2.0, -1.0]])
+    t = array([[0.3, 0.0, 0.0, 0.7]])
+    t = mx.log(t) if log_target else t
+
+    def loss(x, t):
+        return function(x, t, reduction="none", log_target=log_target)
+
+    def total(x, t):
+        return loss(x, t).sum()
+
+    want = loss(x, t)
+    wants = mx.grad(total, (0, 1))(x, t)
+    assert want[0, 1].item() == 0
+    assert wants[1][0, 1:3].tolist() == [0, 0]
+    ones = [mx.ones_like(x), mx.ones_like(t)]
+    under = [
+        (mx.vmap(loss)(x, t), want),
+        (mx.jvp(loss, [x, t], ones)[1][0], wants[0] + wants[1]),
+        *zip(mx.grad(lambda x, t: mx.vmap(loss)(x, t).sum(), (0, 1))(x, t), wants, strict=True),
+    ]
+    for got, right in under:
+        np.testing.assert_allclose(np.array(got), np.array(right), rtol=1e-5, atol=1e-6)
+    again = mx.grad(lambda x, t: sum(g.sum() for g in mx.grad(total, (0, 1))(x, t)), (0, 1))(x, t)
+    assert all(np.isfinite(np.array(g)).all() for g in again)
+
+
 @pytest.mark.parametrize("beta", [0.1, 0.5, 0.9])
 def test_js_div_is_two_divergences_from_the_mixture(beta):
     q, p = np.exp(log_probabilities(4, 8)), np.exp(log_probabilities(4, 8))

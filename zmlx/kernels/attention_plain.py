@@ -49,7 +49,9 @@ def _scores(
         ones_k = xp.swapaxes(ones_k, -1, -2)
         key = xp.cumsum(ones_k, axis=-1)
         if spans is None:
-            last = xp.sum(ones_k, axis=-1, keepdims=True) - xp.sum(ones_q, axis=-2, keepdims=True)
+            # The lengths as products: in a shapeless compile a sum over an axis of 1, such as that
+            # of one query, makes MLX write out of bounds on the CPU.
+            last = ones_k @ xp.swapaxes(ones_k, -1, -2) - xp.swapaxes(ones_q, -1, -2) @ ones_q
             position = xp.cumsum(ones_q, axis=-2) + last
             rule = key < position + (1 if causal else window)
             if window is not None:

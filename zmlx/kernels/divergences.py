@@ -38,6 +38,16 @@ def _reduced_reference(loss: Any, reduction: str, xp: Any) -> Any:
     return xp.sum(loss) / count[reduction]
 
 
+def _probability(x: Any, is_log: bool, xp: Any) -> tuple[Any, Any, Any]:
+    """Probabilities, their logarithms (0 for that of 0, so that nothing is infinite), and which
+    are 0. Those have no gradient."""
+    none = (xp.exp(x) if is_log else x) == 0
+    if is_log:
+        log_p = xp.where(none, 0.0, x)
+        return xp.where(none, 0.0, xp.exp(log_p)), log_p, none
+    return xp.where(none, 0.0, x), xp.log(xp.where(none, 1.0, x)), none
+
+
 def kl_div_reference(
     input: mx.array,
     target: mx.array,
@@ -47,12 +57,8 @@ def kl_div_reference(
     xp: Any = mx,
 ) -> Any:
     """kl_div in plain MLX."""
-    if log_target:
-        loss = xp.exp(target) * (target - input)
-    else:
-        none = target == 0
-        loss = xp.where(none, 0.0, target * (xp.log(xp.where(none, 1.0, target)) - input))
-    return _reduced_reference(loss, reduction, xp)
+    p, log_p, none = _probability(target, log_target, xp)
+    return _reduced_reference(p * xp.where(none, 0.0, log_p - input), reduction, xp)
 
 
 def js_div_reference(
@@ -65,14 +71,11 @@ def js_div_reference(
     xp: Any = mx,
 ) -> Any:
     """js_div in plain MLX."""
-    q = xp.exp(input)
-    p = xp.exp(target) if log_target else target
-    no_p, no_q = p == 0, q == 0
-    log_p = target if log_target else xp.log(xp.where(no_p, 1.0, p))
+    p, log_p, _ = _probability(target, log_target, xp)
+    q, log_q, _ = _probability(input, True, xp)
     m = beta * p + (1 - beta) * q
-    log_m = xp.log(xp.where(no_p & no_q, 1.0, m))
-    of_p = xp.where(no_p, 0.0, beta * p * (log_p - log_m))
-    loss = of_p + xp.where(no_q, 0.0, (1 - beta) * q * (input - log_m))
+    log_m = xp.log(xp.where(m == 0, 1.0, m))
+    loss = beta * p * (log_p - log_m) + (1 - beta) * q * (log_q - log_m)
     return _reduced_reference(loss, reduction, xp)
 
 
@@ -92,22 +95,23 @@ class _Divergence:
 
 
 def _divergence(name: str, log_target: bool) -> _Divergence:
-    known = (Let("p", "exp(t)"), Let("log_p", "t"))
+    # A logarithm of 0 is replaced before it is multiplied, so that no derivative is infinite.
+    known = (Let("p", "exp(t)"), Let("log_p", "p == 0.0f ? 0.0f : t"))
     if not log_target:
-        known = (Let("p", "t"), Let("log_p", "log(t == 0.0f ? 1.0f : t)"))
+        zero = Let("p", "t == 0.0f ? 0.0f : t")  # without a derivative
+        known = (zero, Let("log_p", "log(t == 0.0f ? 1.0f : t)"))
     if name == "kl_div":
-        value = "p * (log_p - x)"
-        dt = "p * (log_p - x + 1.0f)" if log_target else "p == 0.0f ? 0.0f : log_p - x + 1.0f"
-        if not log_target:
-            value = f"p == 0.0f ? 0.0f : {value}"
-        return _Divergence(name, known, value, "0.0f - p", dt)
+        gap = Let("gap", "p == 0.0f ? 0.0f : log_p - x")
+        dt = "p * (gap + 1.0f)" if log_target else "p == 0.0f ? 0.0f : gap + 1.0f"
+        return _Divergence(name, (*known, gap), "p * gap", "0.0f - p", dt)
     lets = (
         *known,
         Let("q", "exp(x)"),
         Let("m", "beta * p + (1.0f - beta) * q"),
-        Let("log_m", "log(p == 0.0f && q == 0.0f ? 1.0f : m)"),
-        Let("of_p", "p == 0.0f ? 0.0f : beta * p * (log_p - log_m)"),
-        Let("of_q", "q == 0.0f ? 0.0f : (1.0f - beta) * q * (x - log_m)"),
+        Let("log_q", "q == 0.0f ? 0.0f : x"),
+        Let("log_m", "log(m == 0.0f ? 1.0f : m)"),
+        Let("of_p", "beta * p * (log_p - log_m)"),
+        Let("of_q", "(1.0f - beta) * q * (log_q - log_m)"),
     )
     dt = "of_p" if log_target else "p == 0.0f ? 0.0f : beta * (log_p - log_m)"
     return _Divergence(name, lets, "of_p + of_q", "of_q", dt, (Operand("beta", "scalar"),))
