@@ -36,7 +36,7 @@ def test_an_elementwise_body():
     assert pattern.source() == (
         "    const size_t start_ = size_t(thread_position_in_grid.x) * N;\n"
         "    if (start_ + N <= size_t(size)) {\n"
-        "        const uint block_ = N % 256 == 0 ? 256 : N;\n"
+        "        const uint block_ = N % 256 == 0 && sizeof(*y_out) < 4 ? 256 : N;\n"
         "        for (uint b_ = 0; b_ < N; b_ += block_) {\n"
         "            const auto x_in_step = ZMLX_READ_STEP(block_, x_in + start_ + b_);\n"
         "            auto y_out_step = ZMLX_WRITE_STEP(block_, y_out + start_ + b_, true);\n"

@@ -278,12 +278,19 @@ for (int r = 0; r < ROWS; ++r) {
     least[r] = SOFTMAX ? 0.0f : exp(shift[r]);
 }
 float sum[ROWS] = {0};
-for (int k = 0; k < K; ++k) {
+// Many equal scores, added one by one, would all be rounded the same way.
+for (int begin = 0; begin < K; begin += 32) {
+    float part[ROWS] = {0};
+    for (int k = begin; k < min(begin + 32, K); ++k) {
+        for (int r = 0; r < ROWS; ++r) {
+            const float v = score[k * ROWS + r];
+            const float p = SOFTMAX ? exp(v - shift[r]) : 1.0f / (least[r] + exp(shift[r] - v));
+            score[k * ROWS + r] = p;
+            part[r] += p;
+        }
+    }
     for (int r = 0; r < ROWS; ++r) {
-        const float v = score[k * ROWS + r];
-        const float p = SOFTMAX ? exp(v - shift[r]) : 1.0f / (least[r] + exp(shift[r] - v));
-        score[k * ROWS + r] = p;
-        sum[r] += p;
+        sum[r] += part[r];
     }
 }
 const float whole = scale;

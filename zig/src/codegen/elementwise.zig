@@ -45,7 +45,12 @@ pub const Elementwise = struct {
         try body.add("const size_t start_ = size_t(thread_position_in_grid.x) * N;", .{});
         try body.open("if (start_ + N <= size_t(size))", .{});
         const few = tables.draw_block;
-        try body.add("const uint block_ = N % {d} == 0 ? {d} : N;", .{ few, few });
+        // Numbers of 32 bits are not converted, and were a little slower in short steps.
+        const short = if (random.anyDrawn(p.inputs))
+            ""
+        else
+            try body.fmt(" && sizeof(*{s}_out) < 4", .{p.outputs[0].arrayName()});
+        try body.add("const uint block_ = N % {d} == 0{s} ? {d} : N;", .{ few, short, few });
         try body.open("for (uint b_ = 0; b_ < N; b_ += block_)", .{});
         for (p.inputs) |x| if (x.kind == .random) {
             const first = try body.fmt("{s} + (start_ + b_) / 8", .{x.index});
