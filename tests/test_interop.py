@@ -79,6 +79,14 @@ def test_python_scalars_become_constants_of_the_dtypes_that_mlx_gives_them(insta
         assert y.tolist() == [a // 2, 2, c / 2, d]
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.uint8])
+def test_arrays_of_numpy_are_taken_as_mlx_takes_them(installed, dtype):
+    x = np.arange(9).astype(dtype)
+    kernel = double("uint i = thread_position_in_grid.x; y[i] = x[i] + sizeof(x[0]);")
+    (y,) = call(kernel, x, output_dtypes=[mx.float32])
+    assert y.tolist() == [k + mx.array(x).itemsize for k in range(9)]
+
+
 def test_zeros_keep_their_sign(installed):
     kernel = mx.fast.metal_kernel(
         name="sign", input_names=["x"], output_names=["y"], source="y[0] = 1 / x;"

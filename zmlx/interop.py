@@ -145,7 +145,7 @@ def _arrays(inputs: Sequence[Any]) -> tuple[mx.array, ...]:
 
 def _array(value: Any) -> mx.array:
     # A zero is not remembered, since 0.0 and -0.0 are equal.
-    if value and value.__class__ in (bool, int, float):
+    if value.__class__ in (bool, int, float) and value:
         return metal.scalar(value)
     return mx.array(value)
 
