@@ -208,6 +208,13 @@ def test_wrong_calls_raise_the_errors_of_mlx(installed, arguments, error, messag
         call(double(), mx.ones((4,)), **arguments)
 
 
+def test_an_empty_grid_does_not_leave_outputs_undefined(installed):
+    with pytest.raises(ValueError, match=r"\[double\] 'grid' must not be empty"):
+        call(double(), mx.ones((4,)), grid=(0, 1, 1))
+    assert call(double(), mx.ones((4,)), grid=(0, 1, 1), init_value=3)[0].tolist() == [3] * 4
+    assert call(double(), mx.ones((0,)))[0].tolist() == []
+
+
 def test_calls_are_by_keyword_as_in_mlx(installed):
     with pytest.raises(TypeError):
         double()([mx.ones((4,))])

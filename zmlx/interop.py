@@ -21,6 +21,7 @@ from typing import Any
 import mlx.core as mx
 
 from . import claims, launch, metal
+from .requests import check_grid
 from .targets import cpu
 
 _NO_METAL = "No Metal back-end"
@@ -131,6 +132,7 @@ class InstalledKernel:
         signature = cpu.signature(arrays)
         prepared = plans.get(signature)
         if prepared is None:
+            check_grid(self.name, grid, shapes, init_value)
             prepared = plans[signature] = metal.prepare(
                 self._kernel.spec, "cpu", arrays, template, grid, threadgroup, shapes, dtypes,
                 init_value,
