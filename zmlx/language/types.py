@@ -57,7 +57,7 @@ VECTORS = {
         "float4 v = {x[i], 2}, w{v.zw, 3}; half4 h = half4{1}; r = v.x + v.y + v.z + v.w * 10;\n"
         "r += w.x + w.z * 10 + w.w * 100 + h.x + h.w * 1000 + lead(x[i]).y + dot(float3{2}, 1);",
         X + 2 + 30 + 1 + 2,
-        "float2 lead(float a) { return float2{a}; }\n"
+        "float2 lead(float a) { return {a}; }\n"
         "auto both(float a) -> metal::float2 { return float2(a); }\n",
     ),
     "arithmetic, by component and with scalars": Row(

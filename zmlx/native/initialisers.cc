@@ -102,35 +102,45 @@ void unwrap_literals(Unit& unit) {
 void fill_vectors(Unit& unit) {
   auto& tokens = unit.tokens;
   auto names = maybe_vectors(unit);
-  for (size_t i = 0; i + 3 < tokens.size(); ++i) {
-    size_t type_end = tokens[i].is("vec") ? unit.outline.angle_end(i + 1) : i;
-    bool named = names_vector(tokens[i]), alias = names.count(tokens[i].text);
-    if (type_end == Outline::none || !(type_end > i || named || alias)) continue;
-    // Of a type that may be something else, only what it is of any type.
-    int most = alias ? 1 : named ? tokens[i].text.back() - '1' : 3;
+  // How many values are fewer than the type from i to type_end has components; of a type that may be
+  // something else only one, which that has too, and 0 for other types.
+  auto most = [&](size_t i, size_t type_end) {
+    if (names.count(tokens[i].text)) return 1;
+    return type_end > i ? 3 : names_vector(tokens[i]) ? tokens[i].text.back() - '1' : 0;
+  };
+  auto fill = [&](size_t i, size_t type_end, size_t brace, const char* before) {
+    int values = values_in(unit, brace);
+    if (values < 1 || values > most(i, type_end)) return false;
     std::string type;
     for (size_t k = i; k <= type_end; ++k) type += tokens[k].text;
-    auto fill = [&](size_t brace, const char* before) {
-      int values = values_in(unit, brace);
-      if (values < 1 || values > most) return;
-      tokens[brace].text = before + ("zk_lead<" + type) + ">(";
-      tokens[unit.outline.partner[brace]].text = ")";
-    };
-    size_t name = type_end + 1;
-    size_t brace = name + tokens[name].is(" ");
-    if (tokens[brace].is("{") && makes_value(tokens, i)) {
-      fill(brace, "");
-      for (size_t k = i; k <= type_end; ++k) tokens[k].dropped |= !tokens[brace].is("{");
+    tokens[brace].text = before + ("zk_lead<" + type) + ">(";
+    tokens[unit.outline.partner[brace]].text = ")";
+    return true;
+  };
+  for (size_t i = 0; i + 3 < tokens.size(); ++i) {
+    size_t type_end = tokens[i].is("vec") ? unit.outline.angle_end(i + 1) : i;
+    if (type_end == Outline::none || !most(i, type_end)) continue;
+    size_t name = type_end + 1, brace = name + tokens[name].is(" ");
+    if (tokens[brace].is("{") && makes_value(tokens, i) && fill(i, type_end, brace, " ")) {
+      for (size_t k = i; k <= type_end; ++k) tokens[k].dropped = true;
     }
     while (tokens[name].kind == Token::word) {
       bool equals = tokens[name + 1].is("=");
       size_t brace = name + 1 + equals;
       if (!tokens[brace].is("{")) break;
       size_t end = unit.outline.partner[brace];
-      fill(brace, equals ? "" : "= ");
+      fill(i, type_end, brace, equals ? "" : "= ");
       if (!tokens[end + 1].is(",")) break;
       name = end + 2;
     }
+  }
+  for (size_t i = 0; i + 3 < tokens.size(); ++i) {
+    if (!tokens[i].is("return") || !tokens[i + 1].is("{")) continue;
+    auto function = unit.outline.function_at(i);
+    if (!function || function->lambda || function->open < 2) continue;
+    size_t type_end = function->open - 2, type = type_end;
+    if (tokens[type_end].is(">")) type = unit.outline.partner[type_end] - 1;
+    if (type == type_end || tokens[type].is("vec")) fill(type, type_end, i + 1, " ");
   }
 }
 
