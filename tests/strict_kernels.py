@@ -253,6 +253,24 @@ BOTH_ACCEPT = [
      "struct Box { float v; Box twice() const { return Box{v * 2}; } float get() { return v; } };\n"
      "template <typename Op> float fold(float a, float b) { return Op()(a, b); }",
      "Box box = {x[0]}; y[0] = fold<Sum>(1, 2) + Sum{}(3, 4) + box.twice().twice().get();"),
+    ("temporaries by reference",
+     "struct Box { float v; };\nBox box(float v) { return {v}; }\n"
+     "struct Pair { Box a, b;\n"
+     "Pair(const thread Box& p, const thread Box& q) : a(p), b(q) {} };\n"
+     "float get(const thread Box& b) { return b.v; }\n"
+     "template <typename U> U twice(const thread U& v) { return v + v; }",
+     "const thread float& v = x[0] * 2; Pair pair(box(1), Box{2});\n"
+     "y[0] = v + get(box(x[0])) + get(Box{1}) + twice(x[0] * 2) + pair.b.v;"),
+    ("members by default",
+     "struct Box { float v; Box() thread = default; Box(float v) : v(v) {}\n"
+     "Box(const thread Box&) thread = default;\n"
+     "thread Box& operator=(const thread Box&) = default; };",
+     "Box p, q = Box(x[0]); p = q; q = Box(2); y[0] = p.v + q.v;"),
+    ("specialisations with brackets in their arguments",
+     "template <int R, typename = void> struct Sum;\n"
+     "template <int R> struct Sum<R, enable_if_t<(R > 1)>> {\n"
+     "static float of(float v) { return v * R; } };",
+     "y[0] = Sum<N>::of(x[0]);"),
     ("literals", "",
      "z[0] = 1.5bf + 0x1p1bf + 1e1BF; half a = 1.h; y[0] = a * 2.5e-1h + .5 + 0x1p-3;"),
     ("unions and enums", "enum class Kind : uchar { a, b = 4 };\nenum { four = 4 };\n"

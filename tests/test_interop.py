@@ -79,6 +79,14 @@ def test_python_scalars_become_constants_of_the_dtypes_that_mlx_gives_them(insta
         assert y.tolist() == [a // 2, 2, c / 2, d]
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.uint8])
+def test_arrays_of_numpy_are_taken_as_mlx_takes_them(installed, dtype):
+    x = np.arange(9).astype(dtype)
+    kernel = double("uint i = thread_position_in_grid.x; y[i] = x[i] + sizeof(x[0]);")
+    (y,) = call(kernel, x, output_dtypes=[mx.float32])
+    assert y.tolist() == [k + mx.array(x).itemsize for k in range(9)]
+
+
 def test_zeros_keep_their_sign(installed):
     kernel = mx.fast.metal_kernel(
         name="sign", input_names=["x"], output_names=["y"], source="y[0] = 1 / x;"
@@ -198,6 +206,13 @@ def test_transforms_that_mlx_lacks_raise_as_with_mlx(installed):
 def test_wrong_calls_raise_the_errors_of_mlx(installed, arguments, error, message):
     with pytest.raises(error, match=message):
         call(double(), mx.ones((4,)), **arguments)
+
+
+def test_an_empty_grid_does_not_leave_outputs_undefined(installed):
+    with pytest.raises(ValueError, match=r"\[double\] 'grid' must not be empty"):
+        call(double(), mx.ones((4,)), grid=(0, 1, 1))
+    assert call(double(), mx.ones((4,)), grid=(0, 1, 1), init_value=3)[0].tolist() == [3] * 4
+    assert call(double(), mx.ones((0,)))[0].tolist() == []
 
 
 def test_calls_are_by_keyword_as_in_mlx(installed):

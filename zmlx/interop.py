@@ -21,6 +21,7 @@ from typing import Any
 import mlx.core as mx
 
 from . import claims, launch, metal
+from .requests import check_grid
 from .targets import cpu
 
 _NO_METAL = "No Metal back-end"
@@ -131,6 +132,7 @@ class InstalledKernel:
         signature = cpu.signature(arrays)
         prepared = plans.get(signature)
         if prepared is None:
+            check_grid(self.name, grid, shapes, init_value)
             prepared = plans[signature] = metal.prepare(
                 self._kernel.spec, "cpu", arrays, template, grid, threadgroup, shapes, dtypes,
                 init_value,
@@ -145,7 +147,7 @@ def _arrays(inputs: Sequence[Any]) -> tuple[mx.array, ...]:
 
 def _array(value: Any) -> mx.array:
     # A zero is not remembered, since 0.0 and -0.0 are equal.
-    if value and value.__class__ in (bool, int, float):
+    if value.__class__ in (bool, int, float) and value:
         return metal.scalar(value)
     return mx.array(value)
 

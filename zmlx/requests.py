@@ -94,9 +94,16 @@ def check_launch(
             )
     if init_value is not None:
         _check_init_value(spec.name, init_value, dtypes)
-    elif 0 in grid and any(prod(shape) for shape in shapes):
+    check_grid(spec.name, grid, shapes, init_value)
+
+
+def check_grid(
+    op: str, grid: Triple, shapes: tuple[tuple[int, ...], ...], init_value: float | None
+) -> None:
+    """Raises where no thread would write outputs that have elements."""
+    if init_value is None and 0 in grid and any(prod(shape) for shape in shapes):
         raise ValueError(
-            f"[{spec.name}] 'grid' must not be empty where an output has elements, unless "
+            f"[{op}] 'grid' must not be empty where an output has elements, unless "
             f"'init_value' says what they are, but got {grid}."
         )
 

@@ -334,6 +334,13 @@ CLASSES = {
         """,
         {"T": mx.float16},
     ),
+    "values in braces behind a type in brackets": Row(
+        "Pair p = (Pair){x[i], (half2){2, 3}}; r = p.a + p.b.y + total((float3){1, 2});\n"
+        "r += ((const float2){4, 5}).y * (i < 4 ? (float){1} : 2); if (i > 8) { r = 0; }",
+        X + 3 + 3 + 5 * np.where(INDEX < 4, 1, 2),
+        "struct Pair { float a; half2 b; bool operator==(Pair) { return true; } };\n"
+        "float total(float3 v) { return v.x + v.y + v.z; }\n",
+    ),
     "brackets in an initialiser list": Row(
         "Tile t; r = t.v[1] + t.n;",
         5,

@@ -113,6 +113,11 @@ REFUSALS = {
         line=2,
         header=True,
     ),
+    "whole kernels as the source": Refusal(
+        "kernel void f(device float* out [[buffer(0)]]) { out[0] = 1; }",
+        "a whole kernel is not supported here: the source is the inside of one, whose parameters "
+        "are the inputs and outputs",
+    ),
     "vertex, fragment and mesh functions": Refusal(
         "// one\n/* two\n*/ fragment float f() { return 1; }",
         "`fragment` is not supported: only compute kernels run here",

@@ -53,6 +53,13 @@ VECTORS = {
         3 * X + 30 + 2,
         "typedef float4 V;\ntemplate <typename T> T first(float a) { T v = {a}; return v; }\n",
     ),
+    "fewer values in braces than components": Row(
+        "float4 v = {x[i], 2}, w{v.zw, 3}; half4 h = half4{1}; r = v.x + v.y + v.z + v.w * 10;\n"
+        "r += w.x + w.z * 10 + w.w * 100 + h.x + h.w * 1000 + lead(x[i]).y + dot(float3{2}, 1);",
+        X + 2 + 30 + 1 + 2,
+        "float2 lead(float a) { return {a}; }\n"
+        "auto both(float a) -> metal::float2 { return float2(a); }\n",
+    ),
     "arithmetic, by component and with scalars": Row(
         "float4 v = float4(i, 1, 2, 3) * 2 + float4(1); v -= 0.5f; v = -v / 2; "
         "int3 k = int3(7) % 4;\n"

@@ -190,6 +190,7 @@ Rewritten cuda_text(
   rewrite_address_spaces(unit);
   free_specialised_operators(unit);
   name_constructors(unit);
+  unwrap_literals(unit);
   fill_vectors(unit);
   expand_designators(unit);
   suffix_literals(unit);

@@ -33,16 +33,29 @@ std::set<std::string> maybe_vectors(const Unit& unit) {
   return names;
 }
 
-// Whether the braces hold one value that is no list.
-bool holds_one(const Unit& unit, size_t brace) {
-  size_t end = unit.outline.partner[brace], i = brace + 1;
-  if (i == end || unit.tokens[i].is_any({"{", "["})) return false;
-  while (i < end && !unit.tokens[i].is(",")) {
+// How many values the braces hold; 0 if one of them is a list, or has a designator.
+int values_in(const Unit& unit, size_t brace) {
+  size_t end = unit.outline.partner[brace];
+  int values = 1;
+  for (size_t i = brace + 1; i < end;) {
+    bool first = unit.tokens[i - 1].is(",") || i == brace + 1;
+    if (first && unit.tokens[i].is_any({"{", "[", "."})) return 0;
+    values += unit.tokens[i].is(",") && i + 1 < end;
     size_t list = unit.outline.angle_end(i);
     bool bracket = unit.tokens[i].is_any({"(", "[", "{"}) || list != Outline::none;
     i = bracket ? unit.outline.partner[i] + 1 : i + 1;
   }
-  return i == end;
+  return end == brace + 1 ? 0 : values;
+}
+
+// Whether braces behind the type at token i make a value of it. Behind what a function returns they
+// are its body; a name of a namespace of the text's own is left alone.
+bool makes_value(const Tokens& tokens, size_t i) {
+  if (i > 1 && tokens[i - 1].is("::")) {
+    if (!tokens[i - 2].is("metal")) return false;
+    i -= 2;
+  }
+  return i == 0 || !tokens[i - 1].is("->");
 }
 
 // The `=` of the value that the designator at `bracket` is given, or none.
@@ -62,30 +75,72 @@ size_t value_end(const Unit& unit, size_t i) {
 
 }  // namespace
 
-// `float4 v = {s};` sets the first component and clears the others, where `float4 v = s;` and a
-// constructor of C++ set all.
+// `(T){…}` is `T{…}`.
+void unwrap_literals(Unit& unit) {
+  auto& tokens = unit.tokens;
+  for (size_t i = 2; i + 3 < tokens.size(); ++i) {
+    size_t end = unit.outline.partner[i];
+    if (!tokens[i].is("(") || end == Outline::none || !tokens[end + 1].is("{")) continue;
+    auto& before = tokens[i - 1];
+    bool value = before.is("return") || (before.kind == Token::mark &&
+                                         !before.is_any({")", "]", ">", "}"}));
+    if (!value || tokens[i - 2].is("operator")) continue;
+    bool type = tokens[end - 1].kind == Token::word || tokens[end - 1].is(">");
+    for (size_t k = i + 1; type && k < end; ++k) {
+      size_t list = unit.outline.angle_end(k);
+      if (list != Outline::none) k = list;
+      type = tokens[k].kind == Token::word || tokens[k].is("::") || tokens[k].is(">");
+    }
+    if (!type) continue;
+    for (size_t k = i + 1; k < end; ++k) tokens[k].dropped |= tokens[k].is("const");
+    tokens[i].text = tokens[end].text = " ";
+  }
+}
+
+// `float4 v = {s};` and `float4{s}` set the first component and clear the others, where
+// `float4 v = s;` and a constructor of C++ set all.
 void fill_vectors(Unit& unit) {
   auto& tokens = unit.tokens;
   auto names = maybe_vectors(unit);
-  for (size_t i = 0; i + 3 < tokens.size(); ++i) {
-    size_t type_end = tokens[i].is("vec") ? unit.outline.angle_end(i + 1) : i;
-    bool vector = type_end > i || names_vector(tokens[i]) || names.count(tokens[i].text);
-    if (type_end == Outline::none || !vector) continue;
+  // How many values are fewer than the type from i to type_end has components; of a type that may be
+  // something else only one, which that has too, and 0 for other types.
+  auto most = [&](size_t i, size_t type_end) {
+    if (names.count(tokens[i].text)) return 1;
+    return type_end > i ? 3 : names_vector(tokens[i]) ? tokens[i].text.back() - '1' : 0;
+  };
+  auto fill = [&](size_t i, size_t type_end, size_t brace, const char* before) {
+    int values = values_in(unit, brace);
+    if (values < 1 || values > most(i, type_end)) return false;
     std::string type;
     for (size_t k = i; k <= type_end; ++k) type += tokens[k].text;
-    size_t name = type_end + 1;
+    tokens[brace].text = before + ("zk_lead<" + type) + ">(";
+    tokens[unit.outline.partner[brace]].text = ")";
+    return true;
+  };
+  for (size_t i = 0; i + 3 < tokens.size(); ++i) {
+    size_t type_end = tokens[i].is("vec") ? unit.outline.angle_end(i + 1) : i;
+    if (type_end == Outline::none || !most(i, type_end)) continue;
+    size_t name = type_end + 1, brace = name + tokens[name].is(" ");
+    if (tokens[brace].is("{") && makes_value(tokens, i) && fill(i, type_end, brace, " ")) {
+      for (size_t k = i; k <= type_end; ++k) tokens[k].dropped = true;
+    }
     while (tokens[name].kind == Token::word) {
       bool equals = tokens[name + 1].is("=");
       size_t brace = name + 1 + equals;
       if (!tokens[brace].is("{")) break;
       size_t end = unit.outline.partner[brace];
-      if (holds_one(unit, brace)) {
-        tokens[brace].text = (equals ? "zk_lead<" : "= zk_lead<") + type + ">(";
-        tokens[end].text = ")";
-      }
+      fill(i, type_end, brace, equals ? "" : "= ");
       if (!tokens[end + 1].is(",")) break;
       name = end + 2;
     }
+  }
+  for (size_t i = 0; i + 3 < tokens.size(); ++i) {
+    if (!tokens[i].is("return") || !tokens[i + 1].is("{")) continue;
+    auto function = unit.outline.function_at(i);
+    if (!function || function->lambda || function->open < 2) continue;
+    size_t type_end = function->open - 2, type = type_end;
+    if (tokens[type_end].is(">")) type = unit.outline.partner[type_end] - 1;
+    if (type == type_end || tokens[type].is("vec")) fill(type, type_end, i + 1, " ");
   }
 }
 

@@ -99,6 +99,12 @@ void refuse_unsupported(const Unit& unit) {
       unit.place.refuse(tokens[i].line,
                         "`" + tokens[i].text + "` is not supported: " + image);
     }
+    if (tokens[i].is("kernel") && tokens[i].line >= unit.place.body_first_line &&
+        i + 1 < tokens.size() && tokens[i + 1].is("void")) {
+      unit.place.refuse(tokens[i].line,
+                        "a whole kernel is not supported here: the source is the inside of one, "
+                        "whose parameters are the inputs and outputs");
+    }
     if (tokens[i].is("function_constant") && i > 0 && tokens[i - 1].is("[")) {
       unit.place.refuse(tokens[i].line,
                         std::string("`[[function_constant]]` is not supported: ") + fixed);

@@ -63,6 +63,7 @@ void rewrite_address_spaces(Unit&);
 void free_anonymous_structs(Unit&);
 
 // initialisers.cc
+void unwrap_literals(Unit&);
 void fill_vectors(Unit&);
 void expand_designators(Unit&);
 

@@ -225,6 +225,7 @@ Rewritten rewrite(const std::string& metal_text, const RewriteOptions& options) 
   free_specialised_operators(unit);
   name_constructors(unit);
   free_anonymous_structs(unit);
+  unwrap_literals(unit);
   fill_vectors(unit);
   expand_designators(unit);
   suffix_literals(unit);

@@ -21,8 +21,10 @@ constexpr size_t largest_page = 64 << 10;
 const size_t page = (size_t)sysconf(_SC_PAGESIZE);
 // The page between may be a guard.
 const size_t stack_stride = (stack_bytes + stack_spread + 2 * page - 1) / page * page;
-// Below the first stack lies room for what overflows it, until the overflow is noticed.
-constexpr size_t stacks_at = (sizeof(Group) / largest_page + 9) * largest_page;
+// Below the first stack lies room for what overflows it, until the overflow is noticed: a thread's
+// variables, all at once.
+constexpr size_t room = 16 << 20;
+constexpr size_t stacks_at = ((sizeof(Group) + room) / largest_page + 1) * largest_page;
 static_assert(stacks_at + zk_most_threads * (stack_bytes + 2 * largest_page) <= zk_region_bytes);
 
 }  // namespace

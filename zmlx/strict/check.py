@@ -148,6 +148,13 @@ _SPELLINGS = (
 )
 
 
+# A temporary has no space in OpenCL, and is one of `thread` in Metal. (One that is bound to a
+# reference that is not const is an error of C++, on every target.)
+_TEMPORARY = re.compile(
+    r"cannot bind reference in default address space to object in address space '__private'"
+    r"|cannot deduce a type for '\w+' that would make '(const )?__private [^']*' equal '(?!.*__)"
+    r"|binding reference of type 'const __private [^']*' to value of type '(?!.*__).*changes"
+)
 _LOCAL = "non-kernel function variable cannot be declared in local address space"
 _CAST = re.compile(r"(?:C-style |static_)cast from (.*?) to (.*)")
 _COMPONENTS = re.compile(r"(?:, |ext_vector_type\()(\d)")
@@ -189,6 +196,8 @@ def _say(diagnostic: clang.Diagnostic) -> tuple[str, str] | None:
         "__constant" in note for note in diagnostic.notes
     ):
         return None  # OpenCL has no implicit copy from constant, Metal has
+    if any(_TEMPORARY.search(text) for text in (message, *diagnostic.notes)):
+        return None
     if "is ambiguous" in message and any("explicitly deleted" in n for n in diagnostic.notes):
         return None  # what a function returns has no space in OpenCL; see translate._methods
     rule = "metal"

@@ -144,6 +144,8 @@ class Outline:
         words = []
         while j < brace:
             words.append(self[j])
+            if self[j] == "<" and {"struct", "class", "union"} & set(words):
+                j = max(j, self.angle_end(j))  # of a specialisation or a base, with any brackets
             j = self.partner[j] + 1 if self[j] in ("(", "[") and j in self.partner else j + 1
         if parent.kind in ("function", "block", "initializer", "lambda"):
             if "struct" in words or "union" in words or "class" in words:

@@ -255,6 +255,25 @@ def _methods(edits: _Edits, outline: Outline) -> None:
             edits.replace(start, start, f"{head} {const}; ")
             behind = outline.tokens[close + 1 if const else close].end
             edits.replace(behind, behind, " __private ")
+    _defaults(edits, outline)
+
+
+def _defaults(edits: _Edits, outline: Outline) -> None:
+    """Copies by default, which in OpenCL have no spaces: an assignment is left out, since it is
+    there anyway, and a constructor loses that of the object that it makes."""
+    for i, token in enumerate(outline.tokens):
+        if token.text != "default" or outline[i - 1] != "=" or outline[i + 1] != ";":
+            continue
+        spaced = outline[i - 2] in SPACES
+        close = i - 3 if spaced else i - 2
+        opened = outline.partner.get(close, -1)
+        if [outline[opened - 2], outline[opened - 1]] == ["operator", "="]:
+            head = opened
+            while outline[head - 1] not in (";", "{", "}", ":"):
+                head -= 1
+            edits.blank(outline.tokens[head].start, outline.tokens[i + 1].end)
+        elif spaced and close > opened + 1:
+            edits.blank(outline.tokens[i - 2].start, outline.tokens[i - 2].end)
 
 
 def _arms(text: str) -> str:

@@ -99,17 +99,25 @@ struct zk_identity {
 };
 template <class T>
 using zk_same = typename zk_identity<T>::type;
-// What `V v = {x};` is: of a vector the first component.
-template <class V, class A>
-constexpr METAL_FUNC V zk_lead(A x) {
-  if constexpr (requires { typename V::zk_vector; } && zk_scalar<A>) {
-    V v(typename V::zk_element(0));
-    v.x = x;
-    return v;
-  } else if constexpr (zk_scalar<V>) {
-    return V(x);
+// What `V v = {x, …};` is: of a vector the first components, and zeros.
+template <class A>
+constexpr int zk_values() {
+  if constexpr (requires { typename A::zk_vector; }) {
+    return A::zk_vector::zk_lanes;
   } else {
-    return V{x};
+    return 1;
+  }
+}
+template <class V, class... A>
+constexpr METAL_FUNC V zk_lead(A... x) {
+  if constexpr (zk_scalar<V>) {
+    return V(x...);
+  } else if constexpr (!requires { typename V::zk_vector; }) {
+    return V{x...};
+  } else if constexpr ((0 + ... + zk_values<A>()) < zk_values<V>()) {
+    return zk_lead<V>(x..., typename V::zk_element(0));
+  } else {
+    return V(x...);
   }
 }
 // The same type, but known only where the flag is: see anonymous_structs.cc.
