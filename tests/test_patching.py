@@ -1,12 +1,14 @@
 """A patched model computes what it did, and unpatched is what it was."""
 
 import copy
+import pickle
 
 import mlx.core as mx
 import mlx.nn as mnn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.models.base import scaled_dot_product_attention
 from mlx_lm.models.cache import make_prompt_cache
 from small_models import LEFT_OUT, build, names
 
@@ -531,6 +533,162 @@ def test_a_patched_model_can_be_quantised_and_compiled():
     assert mx.allclose(model(PROMPT), logits, rtol=1e-4, atol=1e-5).item()
 
 
+@pytest.mark.parametrize("protocol", [2, 5])
+def test_a_patched_model_is_pickled_as_the_model_that_it_was(protocol):
+    model = build("llama")
+    logits = model(PROMPT)
+    zmlx.patch(model)
+    loaded = pickle.loads(pickle.dumps(model, protocol))
+    assert mx.array_equal(loaded(PROMPT), logits)
+    assert [type(m) for m in loaded.modules()] == [type(m) for m in build("llama").modules()]
+    assert plan_of(model.model.norm) is not None
+
+
+class Remembering(mnn.Module):
+    """Computes a norm, and keeps a number of each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.eps, self.calls = mx.ones((8,)), 1e-5, 0
+
+    def __call__(self, x):
+        self.calls += 1
+        return mx.fast.rms_norm(x, self.weight, self.eps)
+
+
+class RememberingMLP(MLPWithUnit):
+    """Computes a gated network, and keeps what is between its projections."""
+
+    def __call__(self, x):
+        self.hidden = mnn.silu(self.gate(x)) * self.up(x)
+        return self.down(self.hidden)
+
+
+def test_what_keeps_something_of_its_calls_runs_as_it_is_written():
+    norm, mlp = Remembering(), RememberingMLP()
+    report = zmlx.patch(mnn.Sequential(norm, mlp))
+    assert norm.calls == 0
+    assert "hidden" not in mlp
+    assert not {"norm", "mlp"} & set(report.kinds())
+    assert ("layers.1", "its call sets hidden") in [(s.path, s.why) for s in report.skipped]
+    x = mx.ones((2, 8))
+    assert mlp(norm(norm(x))).shape == (2, 8)
+    assert norm.calls == 2
+    assert mlp.hidden.shape == (2, 16)
+
+
+class BatchNormed(mnn.Module):
+    """A block whose other child has statistics that change in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.other, self.norm = mnn.BatchNorm(8), mnn.LayerNorm(8)
+
+    def __call__(self, x):
+        return self.norm(x + self.other(x))
+
+
+def test_patching_leaves_the_statistics_of_a_batch_norm_as_they_are():
+    model = BatchNormed()
+    x = mx.random.normal((4, 8), key=mx.random.key(1))
+    model(x)
+    model.eval()
+    before, mean = model(x), mx.array(model.other.running_mean)
+    assert "residual_norm" in zmlx.patch(model, mode="training").kinds()
+    assert mx.array_equal(model.other.running_mean, mean)
+    # The rounding of a norm of 8.
+    assert mx.allclose(model(x), before, rtol=1e-5, atol=1e-6)
+
+
+class StoppedWeight(mnn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.eps = mx.ones((8,)), 1e-5
+
+    def __call__(self, x):
+        return mx.fast.rms_norm(x, mx.stop_gradient(self.weight), self.eps)
+
+
+class StoppedBlock(mnn.Module):
+    """A block with such a norm after its sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.other, self.norm = mnn.Linear(8, 8), StoppedWeight()
+
+    def __call__(self, x):
+        return self.norm(x + self.other(x))
+
+
+@pytest.mark.parametrize("cls", [StoppedWeight, StoppedBlock])
+def test_a_stopped_gradient_of_a_weight_is_found_by_the_probe(cls):
+    report = zmlx.patch(mnn.Sequential(cls()), mode="training")
+    assert not report.replaced
+    assert report.skipped[0].why.startswith("its gradient differs")
+
+
+class MLPInDict(mnn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = {"in": [mnn.Linear(8, 16), mnn.Linear(8, 16)], 2: mnn.Linear(16, 8)}
+
+    def __call__(self, x):
+        gate, up = self.parts["in"]
+        return self.parts[2](mnn.silu(gate(x)) * up(x))
+
+
+def test_children_in_dicts_are_found():
+    model = MLPInDict()
+    x = mx.random.normal((2, 3, 8), key=mx.random.key(1))
+    before = model(x)
+    assert zmlx.patch(model, mode="training").kinds() == {"mlp": 1}
+    # The rounding of a few products of rows of 16.
+    assert mx.allclose(model(x), before, rtol=1e-5, atol=1e-6)
+
+
+class SpreadAttention(mnn.Module):
+    """Attends in methods without self."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.o_proj = 0.5, mnn.Linear(8, 8)
+
+    @staticmethod
+    def once(x, scale):
+        return scaled_dot_product_attention(x, x, x, None, scale, None)
+
+    @classmethod
+    def twice(cls, x, scale):
+        return scaled_dot_product_attention(x, x, x, None, scale, None) + cls.once(x, scale)
+
+    def __call__(self, x):
+        return self.o_proj(self.once(x, self.scale) + self.twice(x, self.scale))
+
+
+def test_attention_in_a_static_or_class_method_is_replaced():
+    model = mnn.Sequential(SpreadAttention())
+    x = mx.random.normal((1, 2, 3, 8), key=mx.random.key(1))
+    before = model(x)
+    assert zmlx.patch(model).kinds() == {"attention": 1}
+    # The rounding of a few products of rows of 8.
+    assert mx.allclose(model(x), before, rtol=1e-5, atol=1e-6)
+
+
+def test_a_class_that_was_changed_since_it_was_patched_is_read_again(monkeypatch):
+    model = mnn.Sequential(SpreadAttention())
+    x = mx.random.normal((1, 2, 3, 8), key=mx.random.key(1))
+    zmlx.patch(model)
+    zmlx.unpatch(model)
+
+    def once(x, scale):
+        return 3 * scaled_dot_product_attention(x, x, x, None, scale, None)
+
+    monkeypatch.setattr(SpreadAttention, "once", staticmethod(once))
+    before = model(x)
+    zmlx.patch(model)
+    assert mx.allclose(model(x), before, rtol=1e-5, atol=1e-6)
+
+
 def test_smart_patch_keeps_what_is_faster_and_says_so():
     model = build("llama")
     report = zmlx.smart_patch(model, PROMPT, rounds=3)
@@ -606,6 +764,16 @@ def test_the_loss_of_a_patched_model_is_mlx_lms(name, path):
     for (key, a), (_, b) in zip(tree_flatten(gradients), tree_flatten(ours), strict=True):
         assert mx.abs(a - b).max().item() <= 2e-5 * max(mx.abs(a).max().item(), 1e-3), key
     zmlx.unpatch(model)
+    assert zmlx.lm_loss(model, BATCH, LENGTHS)[0].item() == pytest.approx(before.item(), rel=1e-5)
+
+
+def test_a_body_gets_what_the_model_gives_it_besides_tokens():
+    """That of phi asks for its cache, which the model hands on without one."""
+    from mlx_lm.tuner.trainer import default_loss
+
+    model = build("phi")
+    before, _ = default_loss(model, BATCH, LENGTHS)
+    assert "loss" in zmlx.patch(model, mode="training").kinds()
     assert zmlx.lm_loss(model, BATCH, LENGTHS)[0].item() == pytest.approx(before.item(), rel=1e-5)
 
 

@@ -87,7 +87,7 @@ class Fused(Optimizer):
                 f"[{name}] 'weight_decay_mask' must be a function of path and parameter but got "
                 f"{type(weight_decay_mask).__name__}."
             )
-        if fused not in (None, True, False):
+        if fused is not None and not isinstance(fused, bool):
             raise TypeError(f"[{name}] 'fused' must be None, True or False but got {fused!r}.")
         self.fused = fused
         self.moment_dtype = moment_dtype

@@ -15,7 +15,7 @@ import mlx.nn as nn
 
 from ..nn import losses
 from .capture import Graphs
-from .wiring import Call, Given, UnmatchedError, child_of, wiring
+from .wiring import Call, Given, UnmatchedError, child_of, parameters_of_call, wiring
 
 _HEAD = "_zmlx_head"
 
@@ -29,12 +29,15 @@ class Head:
         weight: path of the linear layer, or of the embedding that serves as one.
         tied: whether it is an embedding.
         softcap: c for logits c · tanh(logits / c), or None.
+        arguments, keywords: what the body gets besides tokens where the model gets nothing else.
     """
 
     body: str
     weight: str
     tied: bool
     softcap: float | None
+    arguments: tuple[Any, ...] = ()
+    keywords: tuple[tuple[str, Any], ...] = ()
 
     def layer(self, model: nn.Module) -> nn.Module | None:
         """The layer, None where its weight is not that of a linear layer (quantised, LoRA)."""
@@ -63,7 +66,14 @@ def find_head(model: nn.Module) -> Head:
     if not tied and head.method != "__call__":
         raise UnmatchedError("no head and loss: its head is no linear layer")
     softcap = _softcap(graphs, model, found.result, found.shapes[1])
-    answer = Head(body.path, head.path, tied, softcap)
+    defaults = {p.name: p.default for p in parameters_of_call(model) if p.default is not p.empty}
+
+    def value(v: Any) -> Any:
+        return defaults.get(v.name) if isinstance(v, Given) else v[0]
+
+    rest = tuple(map(value, body.arguments[1:]))
+    keywords = tuple((name, value(v)) for name, v in body.keywords)
+    answer = Head(body.path, head.path, tied, softcap, rest, keywords)
     if answer.layer(model) is None:
         raise UnmatchedError("no head and loss: its head is no plain linear layer")
     return answer
@@ -132,7 +142,8 @@ def lm_loss(model: nn.Module, batch: mx.array, lengths: mx.array) -> tuple[mx.ar
     if head is None or layer is None:
         loss = losses.cross_entropy(model(inputs), targets)
     else:
-        hidden: Any = child_of(model, head.body)(inputs)
+        body: Any = child_of(model, head.body)
+        hidden = body(inputs, *head.arguments, **dict(head.keywords))
         bias = None if head.tied else layer.get("bias")
         loss = losses.linear_cross_entropy(
             hidden, layer["weight"], targets, bias, softcap=head.softcap

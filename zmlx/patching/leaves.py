@@ -13,7 +13,7 @@ from ..nn import functional as F
 from .capture import Graphs
 from .plans import ActivationPlan, GatePlan, GroupNormPlan, NormPlan, Plan, RopePlan
 from .templates import ACTIVATIONS, GATED, Norm, norms
-from .wiring import UnmatchedError, parameters_of_call, shadow
+from .wiring import UnmatchedError, own_call, parameters_of_call, shadow
 
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
@@ -88,7 +88,7 @@ class Leaves:
                 try:
                     if all(
                         self._graphs.capture(
-                            lambda x, o=offset: [type(module).__call__(module, x, o)], [x]
+                            lambda x, o=offset: [own_call(shadow(module, {}), x, o)], [x]
                         )
                         == self._graphs.capture(lambda x, o=offset: template(x, o), [x])
                         for offset in offsets
@@ -182,7 +182,7 @@ class Leaves:
                 def call(x: mx.array, *given: mx.array, training: bool = False) -> Any:
                     twin = shadow(module, dict(zip(names, given, strict=True)))
                     twin.__dict__["_training"] = training
-                    return [type(module).__call__(twin, x)]
+                    return [own_call(twin, x)]
 
                 try:
                     ours = self._graphs.capture(call, [x, *own])
@@ -219,7 +219,7 @@ class Leaves:
                         x = mx.zeros((*lead, 16), dtype)
                         try:
                             ours = self._graphs.capture(
-                                lambda a, b: [type(module).__call__(module, a, b)], [x, x]
+                                lambda a, b: [own_call(shadow(module, {}), a, b)], [x, x]
                             )
                             theirs = self._graphs.capture(
                                 lambda a, b, f=function, first=first: [

@@ -14,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_map
+from mlx.utils import tree_flatten, tree_map
 
 from ..choice import prefer
 from .plans import AddNorm, BlockPlan, ExpertsPlan, GatePlan, MLPPlan, Plan, RouterPlan
@@ -83,35 +83,42 @@ def _compare(
     """The plan and the module's own call, on a twin, and on one in float32."""
     call = type(twin).__call__
 
-    def original(*a: mx.array) -> mx.array:
-        return of(call(twin, *a, *more))
+    def original(module: Any, *a: mx.array) -> mx.array:
+        return of(call(module, *a, *more))
 
-    def replaced(*a: mx.array) -> mx.array:
+    def replaced(module: Any, *a: mx.array) -> mx.array:
         with prefer("zmlx"):
-            return of(plan.run(twin, call, *a, *more))
+            return of(plan.run(module, call, *a, *more))
 
-    def reference(*a: mx.array) -> mx.array:
-        return of(call(wide, *a, *more))
-
-    _agree("output", [f(*a) for f, a in _with(original, replaced, reference, arrays)], dtype)
+    in_wide = [a.astype(mx.float32) for a in arrays]
+    runs = [(original, twin, arrays), (replaced, twin, arrays), (original, wide, in_wide)]
+    outputs = [f(module, *a) for f, module, a in runs]
+    _agree("output", outputs, dtype)
     if training:
-        out = original(*arrays)
-        cotangent = mx.random.normal(out.shape, key=mx.random.key(9))
+        cotangent = mx.random.normal(outputs[0].shape, key=mx.random.key(9))
         gradients = [
-            mx.vjp(f, a, [cotangent.astype(f(*a).dtype)])[1][0]
-            for f, a in _with(original, replaced, reference, arrays)
+            _gradients(f, module, a, cotangent.astype(y.dtype))
+            for (f, module, a), y in zip(runs, outputs, strict=True)
         ]
-        _agree("gradient", gradients, dtype)
+        for results in zip(*gradients, strict=True):
+            _agree("gradient", list(results), dtype)
 
 
-def _with(
-    original: Callable[..., mx.array],
-    replaced: Callable[..., mx.array],
-    reference: Callable[..., mx.array],
-    arrays: list[mx.array],
-) -> list[tuple[Callable[..., mx.array], list[mx.array]]]:
-    wide = [a.astype(mx.float32) for a in arrays]
-    return [(original, arrays), (replaced, arrays), (reference, wide)]
+def _gradients(
+    run: Callable[..., mx.array], module: Any, arrays: list[mx.array], cotangent: mx.array
+) -> list[mx.array]:
+    """Of the arrays, and of all vectors among the parameters."""
+    vectors = {
+        path: v
+        for path, v in dict(tree_flatten(module.parameters())).items()
+        if v.ndim <= 1 and v.dtype in _EPS
+    }
+
+    def call(*inputs: mx.array) -> mx.array:
+        given = inputs[len(arrays) :]
+        return run(placed(module, dict(zip(vectors, given, strict=True))), *inputs[: len(arrays)])
+
+    return mx.vjp(call, [*arrays, *vectors.values()], [cotangent])[1]
 
 
 def _agree(what: str, results: list[mx.array], dtype: mx.Dtype) -> None:
@@ -155,7 +162,7 @@ def _isolated(module: nn.Module, plan: Plan) -> Any:
                 found[path] = _Constant(plan.width, i)
         found.update(stands(module, plan))
     if not found:
-        return module
+        return shadow(module, {})
     return placed(module, found)
 
 

@@ -8,10 +8,12 @@ parent gets a patched copy and keeps the original for `unpatch`.
 
 from __future__ import annotations
 
+import copy
+import copyreg
+import inspect
 import sys
 import types
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -23,6 +25,7 @@ from .probe import own_dtype
 from .wiring import shadow
 
 _ORIGINALS = "_zmlx_originals"
+_NEW: Any = copyreg.__newobj__  # type: ignore[attr-defined]
 
 
 def original_class(module: nn.Module) -> type[nn.Module]:
@@ -45,20 +48,69 @@ def _call(self: Any, *arguments: Any, **keywords: Any) -> Any:
     return plan.run(self, original, *arguments, **keywords)
 
 
-@cache
+_CLASSES: dict[Any, type[nn.Module]] = {}
+
+
 def _patched_class(cls: type[nn.Module], methods: tuple[str, ...]) -> type[nn.Module]:
-    """The subclass of cls whose modules run a plan, or whose methods run with our attention."""
+    """The subclass of cls whose modules run a plan, or whose methods run with our attention; one
+    for as long as these methods, and what they refer to, stay the same objects."""
+    found = {name: inspect.getattr_static(cls, name) for name in methods}
+    names = [tuple((n, id(v)) for n, v in _function(f).__globals__.items()) for f in found.values()]
+    key = (cls, tuple(found.items()), tuple(names))
+    if key not in _CLASSES:
+        _CLASSES[key] = _subclass(cls, found)
+    return _CLASSES[key]
+
+
+def _function(method: Any) -> types.FunctionType:
+    """The function of a method, of a static one too."""
+    return getattr(method, "__func__", method)  # type: ignore[no-any-return]
+
+
+def _subclass(cls: type[nn.Module], methods: dict[str, Any]) -> type[nn.Module]:
     fields: dict[str, Any] = {
         "__doc__": cls.__doc__,
         "__module__": cls.__module__,
         "_zmlx_class": cls,
         "_extra_repr": _extra_repr,
+        "__reduce_ex__": _reduce,
     }
+    if not hasattr(cls, "__deepcopy__"):
+        fields["__deepcopy__"] = _deepcopy
+    if not hasattr(cls, "__copy__"):
+        fields["__copy__"] = _copy
     if methods:
-        fields.update((name, _with_our_attention(getattr(cls, name))) for name in methods)
+        for name, method in methods.items():
+            ours = _with_our_attention(_function(method))
+            static = isinstance(method, (staticmethod, classmethod))
+            fields[name] = type(method)(ours) if static else ours
     else:
         fields["__call__"] = _call
     return type(cls.__name__, (cls,), fields)
+
+
+def _reduce(self: Any, protocol: Any) -> Any:
+    """What is pickled is the module without its plan, whose class can be found by name."""
+    cls: Any = type(self)._zmlx_class
+    twin = cls.__new__(cls)
+    vars(twin).update((k, v) for k, v in vars(self).items() if k not in (PLAN, _ORIGINALS))
+    dict.update(twin, self)
+    made: Any = twin.__reduce_ex__(protocol)
+    # pickle takes `__newobj__` for objects of that very class alone.
+    return (cls.__new__, *made[1:]) if made[0] is _NEW else made
+
+
+def _copy(self: Any) -> Any:
+    return shadow(self, {})
+
+
+def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
+    cls: Any = type(self)
+    twin = cls.__new__(cls)
+    memo[id(self)] = twin
+    vars(twin).update(copy.deepcopy(vars(self), memo))
+    dict.update(twin, ((k, copy.deepcopy(v, memo)) for k, v in self.items()))
+    return twin
 
 
 def _with_our_attention(function: types.FunctionType) -> types.FunctionType:

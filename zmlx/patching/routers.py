@@ -16,7 +16,15 @@ from .leaves import FLOATS
 from .plans import PRODUCTS, Mix, Plan, RouterPlan
 from .probe import own_dtype
 from .routing import Routing, choices, weighings
-from .wiring import UnmatchedError, arguments_needed, shadow, widths, wiring
+from .wiring import (
+    UnmatchedError,
+    arguments_needed,
+    detached,
+    own_call,
+    shadow,
+    widths,
+    wiring,
+)
 
 
 class Routers:
@@ -43,7 +51,7 @@ class Routers:
             try:
                 found = self._pair(module, x, matrices, vectors)
                 # Nothing is computed.
-                shapes = {y.shape for y in type(module).__call__(module, x)}
+                shapes = {y.shape for y in own_call(detached(module), x)}
             except Exception:
                 continue  # not a router, as far as can be seen
             top_k = next(iter(shapes))[-1]
@@ -65,7 +73,6 @@ class Routers:
     ) -> _Pair:
         """The trace of a call that returns two arrays; raises where it does not."""
         names = [*matrices, *vectors]
-        call = type(module).__call__
         if not matrices:
             own = unlike(module)
             found = wiring(self._graphs, shadow(module, own), x, pairs=True)
@@ -83,7 +90,7 @@ class Routers:
         inputs += [mx.zeros(module[k].shape) for k in vectors]
 
         def traced(x: mx.array, *given: mx.array) -> Any:
-            first, second = call(shadow(module, dict(zip(names, given, strict=True))), x)
+            first, second = own_call(shadow(module, dict(zip(names, given, strict=True))), x)
             return [first, second]
 
         one, two = self._graphs.capture(traced, inputs)

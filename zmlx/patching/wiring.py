@@ -86,6 +86,31 @@ def shadow(module: nn.Module, entries: Mapping[str, Any]) -> Any:
     return twin
 
 
+def detached(value: Any) -> Any:
+    """Shadows of a module and of all below it, so that a call which sets what they hold, as that of
+    a batch norm does in training, leaves them as they are."""
+    if isinstance(value, nn.Module):
+        return shadow(value, {k: detached(v) for k, v in value.items()})
+    if isinstance(value, (list, tuple)):
+        parts = [detached(v) for v in value]
+        return tuple(parts) if isinstance(value, tuple) else parts
+    if isinstance(value, dict):
+        return {k: detached(v) for k, v in value.items()}
+    return value
+
+
+def own_call(module: Any, *arguments: Any, **keywords: Any) -> Any:
+    """The module's call, on a shadow; raises where it sets an attribute, which a replacement would
+    not do."""
+    before = {**vars(module), **module}
+    result = type(module).__call__(module, *arguments, **keywords)
+    after = {**vars(module), **module}
+    for name, value in after.items():
+        if name not in before or before[name] is not value:
+            raise UnmatchedError(f"its call sets {name}")
+    return result
+
+
 def placed(module: Any, entries: Mapping[str, Any]) -> Any:
     """The module with these children and arrays, by path."""
     here = {path: child for path, child in entries.items() if "." not in path}
@@ -97,6 +122,10 @@ def placed(module: Any, entries: Mapping[str, Any]) -> Any:
     if isinstance(module, (list, tuple)):
         parts = [here.get(str(i), value) for i, value in enumerate(module)]
         return [placed(v, below[str(i)]) if str(i) in below else v for i, v in enumerate(parts)]
+    if isinstance(module, dict) and not isinstance(module, nn.Module):
+        parts_by_key = {k: here.get(str(k), v) for k, v in module.items()}
+        return {k: placed(v, below[str(k)]) if str(k) in below else v
+                for k, v in parts_by_key.items()}  # fmt: skip
     return shadow(module, {**here, **{k: placed(module[k], v) for k, v in below.items()}})
 
 
@@ -108,7 +137,12 @@ def is_opaque(module: nn.Module) -> bool:
 def child_of(module: Any, path: str) -> Any:
     """The module at a path."""
     for key in path.split("."):
-        module = module[int(key)] if isinstance(module, (list, tuple)) else getattr(module, key)
+        if isinstance(module, (list, tuple)):
+            module = module[int(key)]
+        elif isinstance(module, dict) and not isinstance(module, nn.Module):
+            module = next(v for k, v in module.items() if str(k) == key)
+        else:
+            module = getattr(module, key)
     return module
 
 
@@ -142,7 +176,7 @@ def stands(module: nn.Module, record: Callable[..., Any]) -> dict[str, Any]:
 
     def convert(value: Any, path: str) -> Any:
         if isinstance(value, nn.Module):
-            return Stand(value, path, record) if is_opaque(value) else value
+            return Stand(value, path, record) if is_opaque(value) else detached(value)
         if isinstance(value, list):
             return [convert(v, f"{path}.{i}") for i, v in enumerate(value)]
         if isinstance(value, tuple):
@@ -161,12 +195,12 @@ def _shapes(
     found: list[list[tuple[tuple[int, ...], mx.Dtype]]] = []
 
     def record(path: str, method: str, child: Any, a: Any, k: Any) -> Any:
-        result = getattr(child, method)(*a, **k)
+        result = getattr(detached(child), method)(*a, **k)
         found.append([(tuple(y.shape), y.dtype) for y in _arrays(result, path, pairs)])
         return result
 
     twin = shadow(module, stands(module, record))
-    type(module).__call__(twin, *arrays, **arguments)
+    own_call(twin, *arrays, **arguments)
     return found
 
 
@@ -232,9 +266,7 @@ def _trace(
             start, count = first[len(pending) - 1], len(shapes[len(pending) - 1])
             return outputs[start] if count == 1 else tuple(outputs[start : start + count])
 
-        result = type(module).__call__(
-            shadow(module, stands(module, record)), *inputs[: len(own)], **given
-        )
+        result = own_call(shadow(module, stands(module, record)), *inputs[: len(own)], **given)
         return [*arrays, *_arrays(result, "it", pairs)]
 
     flat = [shape for call in shapes for shape in call]
