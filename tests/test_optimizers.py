@@ -272,6 +272,12 @@ def test_the_reference_target_and_fused_false_take_the_step_of_mlx():
         assert optimizer.statistics["fused"] == 0
 
 
+@pytest.mark.parametrize("fused", [1, 0, "yes"])
+def test_fused_is_a_flag(fused):
+    with pytest.raises(TypeError, match="'fused' must be None, True or False but got"):
+        optimizers.AdamW(1e-2, fused=fused)
+
+
 def test_a_gpu_takes_the_step_of_mlx_unless_asked():
     with zmlx.target("metal"):
         assert not optimizers.AdamW(1e-2)._takes_kernel()

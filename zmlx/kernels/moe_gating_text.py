@@ -279,9 +279,9 @@ for (int r = 0; r < ROWS; ++r) {
 }
 float sum[ROWS] = {0};
 // Many equal scores, added one by one, would all be rounded the same way.
-for (int begin = 0; begin < K; begin += 32) {
+for (int start = 0; start < K; start += 32) {
     float part[ROWS] = {0};
-    for (int k = begin; k < min(begin + 32, K); ++k) {
+    for (int k = start; k < min(start + 32, K); ++k) {
         for (int r = 0; r < ROWS; ++r) {
             const float v = score[k * ROWS + r];
             const float p = SOFTMAX ? exp(v - shift[r]) : 1.0f / (least[r] + exp(shift[r] - v));
