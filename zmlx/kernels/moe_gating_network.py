@@ -110,6 +110,7 @@ inline void zmlx_columns_fold(const thread uint* keys, thread uint* best) {
 BODY = """\
     // The columns that a row has left when all rows are taken together.
     constexpr int LEFT = SPAN == 16 ? 4 : SPAN;
+    constexpr int HALF = SPAN > 1 ? SPAN / 2 : 1;
     constexpr int WIDTH = ROWS * LEFT;
     uint best[DEPTH * WIDTH];
     if (SPAN == 16) {
@@ -136,10 +137,9 @@ BODY = """\
                         keys + turn * DEPTH * SPAN, columns + r * SPAN);
                 }
             }
-            uint half_columns[DEPTH * FEW * SPAN / 2];
-            zmlx_columns_fold<FEW * SPAN, FEW * SPAN / 2, FEW * SPAN / 2>(columns, half_columns);
-            zmlx_columns_fold<FEW * SPAN / 2, WIDTH, FEW * LEFT>(
-                half_columns, best + first_of_few * LEFT);
+            uint halved[DEPTH * FEW * HALF];
+            zmlx_columns_fold<FEW * SPAN, FEW * HALF, FEW * HALF>(columns, halved);
+            zmlx_columns_fold<FEW * HALF, WIDTH, FEW * LEFT>(halved, best + first_of_few * LEFT);
         }
     } else {
         uint keys[TURNS * DEPTH * WIDTH];
@@ -158,9 +158,9 @@ BODY = """\
         }
     }
     if (SPAN > 1) {
-        uint half_of_best[DEPTH * 2 * ROWS];
-        zmlx_columns_fold<WIDTH, 2 * ROWS, 2 * ROWS>(best, half_of_best);
-        zmlx_columns_fold<2 * ROWS, WIDTH, ROWS>(half_of_best, best);
+        uint halved[DEPTH * 2 * ROWS];
+        zmlx_columns_fold<WIDTH, 2 * ROWS, 2 * ROWS>(best, halved);
+        zmlx_columns_fold<2 * ROWS, WIDTH, ROWS>(halved, best);
     }
     for (int k = 0; k < K; ++k) {
         for (int r = 0; r < ROWS; ++r) {
