@@ -71,7 +71,7 @@ inline void zmlx_exchange(thread uint& a, thread uint& b) {
     b = less;
 }
 
-// Of columns with their keys WIDTH apart. Sorts those of keys into best.
+// Sorts COUNT columns, whose keys are COUNT apart, into best, where they are WIDTH apart.
 template <int WIDTH, int COUNT>
 inline void zmlx_columns_sort(const thread uint* keys, thread uint* best) {
     for (int i = 0; i < COUNT; ++i) {
