@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import mlx.core as mx
@@ -84,13 +84,14 @@ def _forward(form: Form, statistics: bool, on_cpu: bool) -> BodyKernel:
             outputs += [(shape, mx.float32)] * 2
         return _plan(chosen, form, inputs, grid, outputs)
 
-    def in_mlx(*inputs: mx.array) -> Arrays:
-        return forward_in_mlx(form, inputs)[: 3 if statistics else 1]
+    def in_mlx(*inputs: mx.array, dynamic: bool = False) -> Arrays:
+        return forward_in_mlx(form, inputs, dynamic)[: 3 if statistics else 1]
 
     return BodyKernel(
         forward(form, statistics, on_cpu),
         plan,
         in_mlx,
+        dynamic=partial(in_mlx, dynamic=True),
         vjp=_rule(form) if statistics else None,
     )
 
@@ -114,8 +115,8 @@ def _backward_keys(form: Form, with_dq: bool, on_cpu: bool) -> BodyKernel:
             outputs.append(((chunks, *q.shape), mx.float32))
         return _plan(chosen, form, inputs, (chunks, k.shape[1], k.shape[0]), outputs)
 
-    def in_mlx(*inputs: mx.array) -> Arrays:
-        dq, dk, dv, _ = backward_in_mlx(form, inputs)
+    def in_mlx(*inputs: mx.array, dynamic: bool = False) -> Arrays:
+        dq, dk, dv, _ = backward_in_mlx(form, inputs, dynamic)
         dk, dv = dk.astype(inputs[1].dtype), dv.astype(inputs[2].dtype)
         if not with_dq:
             return dk, dv
@@ -125,7 +126,9 @@ def _backward_keys(form: Form, with_dq: bool, on_cpu: bool) -> BodyKernel:
         zeros = [mx.zeros_like(dq)] * (chunks - 1)
         return dk, dv, mx.stack([dq, *zeros])
 
-    return BodyKernel(backward_keys(form, with_dq, on_cpu), plan, in_mlx)
+    return BodyKernel(
+        backward_keys(form, with_dq, on_cpu), plan, in_mlx, dynamic=partial(in_mlx, dynamic=True)
+    )
 
 
 @cache
@@ -135,10 +138,12 @@ def _backward_queries(form: Form, on_cpu: bool) -> BodyKernel:
         grid = (_count(q.shape[2], _tiling(chosen, q, v).lanes), q.shape[1], q.shape[0])
         return _plan(chosen, form, inputs, grid, [(tuple(q.shape), q.dtype)])
 
-    def in_mlx(*inputs: mx.array) -> Arrays:
-        return (backward_in_mlx(form, inputs)[0].astype(inputs[0].dtype),)
+    def in_mlx(*inputs: mx.array, dynamic: bool = False) -> Arrays:
+        return (backward_in_mlx(form, inputs, dynamic)[0].astype(inputs[0].dtype),)
 
-    return BodyKernel(backward_queries(form, on_cpu), plan, in_mlx)
+    return BodyKernel(
+        backward_queries(form, on_cpu), plan, in_mlx, dynamic=partial(in_mlx, dynamic=True)
+    )
 
 
 @cache
@@ -158,8 +163,8 @@ def _backward_mask(form: Form, on_cpu: bool) -> BodyKernel:
         given = constant((b, h, queries, keys, inputs[0].shape[0]), mx.int64)
         return Plan(one.template, one.geometry, one.shapes, one.dtypes, (*one.constants, given))
 
-    def in_mlx(*inputs: mx.array) -> Arrays:
-        ds = backward_in_mlx(form, inputs)[3]
+    def in_mlx(*inputs: mx.array, dynamic: bool = False) -> Arrays:
+        ds = backward_in_mlx(form, inputs, dynamic)[3]
         mask = form.named(inputs)["mask"]
         chosen = launch.settings()
         tiling = _tiling(chosen, inputs[0], inputs[2])
@@ -172,7 +177,9 @@ def _backward_mask(form: Form, on_cpu: bool) -> BodyKernel:
                 ds = mx.concatenate([ds, mx.zeros(shape)], axis=axis)
         return (ds,)
 
-    return BodyKernel(backward_mask(form, on_cpu), plan, in_mlx)
+    return BodyKernel(
+        backward_mask(form, on_cpu), plan, in_mlx, dynamic=partial(in_mlx, dynamic=True)
+    )
 
 
 #: δ = Σ dO · O, less what the total's gradient adds to every score's.
