@@ -359,6 +359,8 @@ def test_memory_is_linear_up_to_16k():
         ({"q": mx.zeros((1, 2, 37, 0)), "k": mx.zeros((1, 1, 70, 0))},
          r"'q' must have a last axis of at least 1 but got \(1, 2, 37, 0\)"),
         ({"k": mx.zeros((1, 1, 70, 15))}, r"'k' must have shape \(1, K, S, 16\)"),
+        ({"v": mx.zeros((1, 1, 70, 2040))},
+         "'v' must have a last axis that makes at most 2048 .* but got 2040 and 16"),
         ({"v": mx.zeros((1, 1, 71, 8))}, r"'v' must have shape \(1, 1, 70, V\)"),
         ({"q": mx.zeros((1, 3, 37, 16)), "k": mx.zeros((1, 2, 70, 16)),
           "v": mx.zeros((1, 2, 70, 8))}, "'k' must have a number of heads that divides the 3"),

@@ -118,7 +118,7 @@ def scaled_dot_product_attention(
     Args:
         q: (B, H, L, D) in float32, float16 or bfloat16; computed in float32.
         k: (B, K, S, D); K divides H, and query head h reads head h div (H / K).
-        v: (B, K, S, V).
+        v: (B, K, S, V); D and V, rounded up to multiples of 8, make at most 2048, 1024 on a GPU.
         mask: broadcasts to (B, H, L, S): bool (True keeps the score) or floating (added). It is
             read where it lies.
         sinks: (H,), a score per head that takes part in the softmax without a value.

@@ -47,7 +47,7 @@ def _plan(
 ) -> Plan:
     """A launch of `grid` groups."""
     q, v = inputs[0], inputs[2]
-    tiling = _tiling(chosen, q, v)
+    tiling = _tiling(chosen, form, q, v)
     threads = tiling.threads
     template = (("T", q.dtype), ("D", q.shape[-1]), ("DV", v.shape[-1]), *tiling.template)
     return Plan(
@@ -59,12 +59,13 @@ def _plan(
     )
 
 
-def _tiling(chosen: launch.Settings, q: mx.array, v: mx.array) -> tiles.Tiling:
+def _tiling(chosen: launch.Settings, form: Form, q: mx.array, v: mx.array) -> tiles.Tiling:
     tiling = tiles.tiling(chosen, q.shape[-1], v.shape[-1])
     if tiling is None:
         raise ValueError(
-            f"[{_OP}] 'v' must have a last axis that makes at most 2048 with q's, 1024 on a GPU, "
-            f"but got {v.shape[-1]} and {q.shape[-1]}."
+            f"[{'varlen_attention' if form.spans else _OP}] 'v' must have a last axis that makes at "
+            "most 2048 with q's, 1024 on a GPU, both rounded up to a multiple of 8, but got "
+            f"{v.shape[-1]} and {q.shape[-1]}."
         )
     return tiling
 
@@ -77,7 +78,7 @@ def _count(n: int, tile: int) -> int:
 def _forward(form: Form, statistics: bool, on_cpu: bool) -> BodyKernel:
     def plan(chosen: launch.Settings, inputs: Arrays) -> Plan:
         q, v = inputs[0], inputs[2]
-        grid = (_count(q.shape[2], _tiling(chosen, q, v).lanes), q.shape[1], q.shape[0])
+        grid = (_count(q.shape[2], _tiling(chosen, form, q, v).lanes), q.shape[1], q.shape[0])
         shape = tuple(q.shape[:3])
         outputs = [((*shape, v.shape[-1]), q.dtype)]
         if statistics:
@@ -109,7 +110,7 @@ def _chunks(chosen: launch.Settings, q: mx.array, k: mx.array, lanes: int) -> in
 def _backward_keys(form: Form, with_dq: bool, on_cpu: bool) -> BodyKernel:
     def plan(chosen: launch.Settings, inputs: Arrays) -> Plan:
         q, k, v = inputs[:3]
-        chunks = _chunks(chosen, q, k, _tiling(chosen, q, v).lanes)
+        chunks = _chunks(chosen, q, k, _tiling(chosen, form, q, v).lanes)
         outputs = [(tuple(k.shape), q.dtype), (tuple(v.shape), q.dtype)]
         if with_dq:
             outputs.append(((chunks, *q.shape), mx.float32))
@@ -122,7 +123,7 @@ def _backward_keys(form: Form, with_dq: bool, on_cpu: bool) -> BodyKernel:
             return dk, dv
         q, k, v = inputs[:3]
         chosen = launch.settings()
-        chunks = _chunks(chosen, q, k, _tiling(chosen, q, v).lanes)
+        chunks = _chunks(chosen, q, k, _tiling(chosen, form, q, v).lanes)
         zeros = [mx.zeros_like(dq)] * (chunks - 1)
         return dk, dv, mx.stack([dq, *zeros])
 
@@ -135,7 +136,7 @@ def _backward_keys(form: Form, with_dq: bool, on_cpu: bool) -> BodyKernel:
 def _backward_queries(form: Form, on_cpu: bool) -> BodyKernel:
     def plan(chosen: launch.Settings, inputs: Arrays) -> Plan:
         q, v = inputs[0], inputs[2]
-        grid = (_count(q.shape[2], _tiling(chosen, q, v).lanes), q.shape[1], q.shape[0])
+        grid = (_count(q.shape[2], _tiling(chosen, form, q, v).lanes), q.shape[1], q.shape[0])
         return _plan(chosen, form, inputs, grid, [(tuple(q.shape), q.dtype)])
 
     def in_mlx(*inputs: mx.array, dynamic: bool = False) -> Arrays:
@@ -153,7 +154,7 @@ def _backward_mask(form: Form, on_cpu: bool) -> BodyKernel:
 
     def plan(chosen: launch.Settings, inputs: Arrays) -> Plan:
         mask = form.named(inputs)["mask"]
-        tiling = _tiling(chosen, inputs[0], inputs[2])
+        tiling = _tiling(chosen, form, inputs[0], inputs[2])
         b, h, queries, keys = mask.shape
         grid = (_count(queries, tiling.lanes), _count(keys, tiling.rows), b * h)
         shape = (
@@ -167,7 +168,7 @@ def _backward_mask(form: Form, on_cpu: bool) -> BodyKernel:
         ds = backward_in_mlx(form, inputs, dynamic)[3]
         mask = form.named(inputs)["mask"]
         chosen = launch.settings()
-        tiling = _tiling(chosen, inputs[0], inputs[2])
+        tiling = _tiling(chosen, form, inputs[0], inputs[2])
         axes = [a for a in range(4) if mask.shape[a] == 1]
         ds = ds.sum(axis=axes, keepdims=True) if axes else ds
         for axis, n in ((2, tiling.lanes), (3, tiling.rows)):
