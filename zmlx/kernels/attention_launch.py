@@ -62,10 +62,10 @@ def _plan(
 def _tiling(chosen: launch.Settings, form: Form, q: mx.array, v: mx.array) -> tiles.Tiling:
     tiling = tiles.tiling(chosen, q.shape[-1], v.shape[-1])
     if tiling is None:
+        op = "varlen_attention" if form.spans else _OP
         raise ValueError(
-            f"[{'varlen_attention' if form.spans else _OP}] 'v' must have a last axis that makes at "
-            "most 2048 with q's, 1024 on a GPU, both rounded up to a multiple of 8, but got "
-            f"{v.shape[-1]} and {q.shape[-1]}."
+            f"[{op}] 'v' must have a last axis that makes at most 2048 with q's, 1024 on a GPU, "
+            f"both rounded up to a multiple of 8, but got {v.shape[-1]} and {q.shape[-1]}."
         )
     return tiling
 
