@@ -134,8 +134,19 @@ def test_a_shapeless_compile_takes_masks_of_other_shapes(axes, keeps):
         assert_right(compiled(*values), values, rounding=OF_MLX, causal=True)
 
 
-def test_a_shapeless_compile_takes_one_query():
-    # In a process of its own: a sum over its axis of 1 would write out of bounds.
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_query_whose_added_mask_is_the_least_float_has_gradients(kind, causal):
+    """It attends to all keys alike, as any query whose mask is one number."""
+    least = float(np.finfo(np.float32).min)
+    (mask,) = arrays((37, 70), seed=7)
+    mask = mx.where(mx.arange(37)[:, None] % 3 == 0, least, mask)
+    with launch.geometry(kind):
+        check([*qkv(), mask], which=(0, 1, 2, 3), causal=causal)
+
+
+def test_a_shapeless_compile_takes_one_query_or_key():
+    # In a process of its own: a sum over an axis of 1 would write out of bounds.
     script = """
 import mlx.core as mx
 from zmlx.kernels import scaled_dot_product_attention
@@ -143,8 +154,8 @@ compiled = mx.compile(
     lambda q, k: scaled_dot_product_attention(q, k, k, causal=True, window=3), shapeless=True
 )
 for _ in range(50):
-    for queries in (1, 4):
-        q, k = mx.random.normal((1, 6, queries, 8)), mx.random.normal((1, 3, 9, 8))
+    for queries, keys in ((1, 9), (4, 9), (4, 1), (1, 1)):
+        q, k = mx.random.normal((1, 6, queries, 8)), mx.random.normal((1, 3, keys, 8))
         want = scaled_dot_product_attention(q, k, k, causal=True, window=3)
         assert mx.allclose(compiled(q, k), want, atol=1e-5)
 """
@@ -342,11 +353,14 @@ def test_memory_is_linear_up_to_16k():
         ({"window": 1.0}, "'window' must be an int but got float"),
         ({"softcap": -1.0}, "'softcap' must be positive and finite but got -1.0"),
         ({"softcap": math.inf}, "'softcap' must be positive and finite but got inf"),
+        ({"softcap": 1e39}, r"'softcap' must be positive and finite but got 1e\+39"),
         ({"causal": 1}, "'causal' must be True or False but got int"),
         ({"scale": "a"}, "'scale' must be a number but got str"),
         ({"q": mx.zeros((1, 2, 37, 0)), "k": mx.zeros((1, 1, 70, 0))},
          r"'q' must have a last axis of at least 1 but got \(1, 2, 37, 0\)"),
         ({"k": mx.zeros((1, 1, 70, 15))}, r"'k' must have shape \(1, K, S, 16\)"),
+        ({"v": mx.zeros((1, 1, 70, 2040))},
+         "'v' must have a last axis that makes at most 2048 .* but got 2040 and 16"),
         ({"v": mx.zeros((1, 1, 71, 8))}, r"'v' must have shape \(1, 1, 70, V\)"),
         ({"q": mx.zeros((1, 3, 37, 16)), "k": mx.zeros((1, 2, 70, 16)),
           "v": mx.zeros((1, 2, 70, 8))}, "'k' must have a number of heads that divides the 3"),

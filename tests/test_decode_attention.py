@@ -234,6 +234,19 @@ def test_quantized_has_the_gradients_of_the_plain_op(bits):
     )  # fmt: skip
 
 
+def test_a_checkpoint_may_hold_packed_words():
+    """Its gradient asks for that of every argument: the words', which are integers, is zero."""
+    q, k, v = qkv(d=64, v=64, keys=40)
+    packed = [*mx.quantize(k, 32, 8), *mx.quantize(v, 32, 8)]
+
+    def loss(*xs):
+        return quantized_attention(*xs).sum()
+
+    got = mx.grad(mx.checkpoint(loss))(q, *packed)
+    assert mx.array_equal(got, mx.grad(loss)(q, *packed)).item()
+    assert not mx.grad(loss, argnums=1)(q, *packed).any().item()
+
+
 # ---- values that only the device knows ----------------------------------------------------------
 
 

@@ -200,7 +200,12 @@ def test_positions_beyond_the_dtype_of_the_offset_do_not_wrap(geometry, dtype, t
     [
         ({"dims": 3}, "'dims' must be even and in [2, 8] but got 3."),
         ({"dims": 10}, "'dims' must be even and in [2, 8] but got 10."),
-        ({"base": 0.0}, "'base' must be positive but got 0.0."),
+        ({"base": 0.0}, "'base' must be positive and finite but got 0.0."),
+        ({"base": float("inf")}, "'base' must be positive and finite but got inf."),
+        (
+            {"layout": np.zeros(3)},
+            "'layout' must be one of BHLD, BLHD but got array([0., 0., 0.]).",
+        ),
         ({"layout": "LBHD"}, "'layout' must be one of BHLD, BLHD but got 'LBHD'."),
         ({"freqs": mx.ones((3,))}, "'freqs' must have shape (4,) but got (3,)."),
         ({"freqs": mx.ones((4,)), "base": 1.0}, "'base' must be None where freqs"),

@@ -107,3 +107,8 @@ def test_a_new_length_compiles_nothing():
     run(101)
     run(250)
     assert metal.statistics()["compiles"] == before
+
+
+def test_heads_too_wide_are_refused_by_its_own_name():
+    with pytest.raises(ValueError, match=r"\[varlen_attention\] 'v' must have a last axis that"):
+        varlen_attention(*inputs(v=2040), *ends())

@@ -14,7 +14,6 @@ See `attention_kernels.py` for the method.
 
 from __future__ import annotations
 
-from math import inf
 from typing import Any
 
 import mlx.core as mx
@@ -79,7 +78,8 @@ def check_options(
     size = None if window is None else check_integer(op, "window", window)
     if size is not None and not 1 <= size < 2**30:
         raise ValueError(f"[{op}] 'window' must be in [1, 2^30) but got {size}.")
-    if softcap is not None and not 0 < check_number(op, "softcap", softcap) < inf:
+    # In float32, as it is computed with.
+    if softcap is not None and not 0 < check_number(op, "softcap", softcap) < 2.0**128:
         raise ValueError(f"[{op}] 'softcap' must be positive and finite but got {softcap}.")
     if sinks is not None:
         check_array(op, "sinks", sinks)
@@ -118,7 +118,7 @@ def scaled_dot_product_attention(
     Args:
         q: (B, H, L, D) in float32, float16 or bfloat16; computed in float32.
         k: (B, K, S, D); K divides H, and query head h reads head h div (H / K).
-        v: (B, K, S, V).
+        v: (B, K, S, V); D and V, rounded up to multiples of 8, make at most 2048, 1024 on a GPU.
         mask: broadcasts to (B, H, L, S): bool (True keeps the score) or floating (added). It is
             read where it lies.
         sinks: (H,), a score per head that takes part in the softmax without a value.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import mlx.core as mx
@@ -47,7 +47,7 @@ def _plan(
 ) -> Plan:
     """A launch of `grid` groups."""
     q, v = inputs[0], inputs[2]
-    tiling = _tiling(chosen, q, v)
+    tiling = _tiling(chosen, form, q, v)
     threads = tiling.threads
     template = (("T", q.dtype), ("D", q.shape[-1]), ("DV", v.shape[-1]), *tiling.template)
     return Plan(
@@ -59,12 +59,13 @@ def _plan(
     )
 
 
-def _tiling(chosen: launch.Settings, q: mx.array, v: mx.array) -> tiles.Tiling:
+def _tiling(chosen: launch.Settings, form: Form, q: mx.array, v: mx.array) -> tiles.Tiling:
     tiling = tiles.tiling(chosen, q.shape[-1], v.shape[-1])
     if tiling is None:
+        op = "varlen_attention" if form.spans else _OP
         raise ValueError(
-            f"[{_OP}] 'v' must have a last axis that makes at most 2048 with q's, 1024 on a GPU, "
-            f"but got {v.shape[-1]} and {q.shape[-1]}."
+            f"[{op}] 'v' must have a last axis that makes at most 2048 with q's, 1024 on a GPU, "
+            f"both rounded up to a multiple of 8, but got {v.shape[-1]} and {q.shape[-1]}."
         )
     return tiling
 
@@ -77,20 +78,21 @@ def _count(n: int, tile: int) -> int:
 def _forward(form: Form, statistics: bool, on_cpu: bool) -> BodyKernel:
     def plan(chosen: launch.Settings, inputs: Arrays) -> Plan:
         q, v = inputs[0], inputs[2]
-        grid = (_count(q.shape[2], _tiling(chosen, q, v).lanes), q.shape[1], q.shape[0])
+        grid = (_count(q.shape[2], _tiling(chosen, form, q, v).lanes), q.shape[1], q.shape[0])
         shape = tuple(q.shape[:3])
         outputs = [((*shape, v.shape[-1]), q.dtype)]
         if statistics:
             outputs += [(shape, mx.float32)] * 2
         return _plan(chosen, form, inputs, grid, outputs)
 
-    def in_mlx(*inputs: mx.array) -> Arrays:
-        return forward_in_mlx(form, inputs)[: 3 if statistics else 1]
+    def in_mlx(*inputs: mx.array, dynamic: bool = False) -> Arrays:
+        return forward_in_mlx(form, inputs, dynamic)[: 3 if statistics else 1]
 
     return BodyKernel(
         forward(form, statistics, on_cpu),
         plan,
         in_mlx,
+        dynamic=partial(in_mlx, dynamic=True),
         vjp=_rule(form) if statistics else None,
     )
 
@@ -108,37 +110,41 @@ def _chunks(chosen: launch.Settings, q: mx.array, k: mx.array, lanes: int) -> in
 def _backward_keys(form: Form, with_dq: bool, on_cpu: bool) -> BodyKernel:
     def plan(chosen: launch.Settings, inputs: Arrays) -> Plan:
         q, k, v = inputs[:3]
-        chunks = _chunks(chosen, q, k, _tiling(chosen, q, v).lanes)
+        chunks = _chunks(chosen, q, k, _tiling(chosen, form, q, v).lanes)
         outputs = [(tuple(k.shape), q.dtype), (tuple(v.shape), q.dtype)]
         if with_dq:
             outputs.append(((chunks, *q.shape), mx.float32))
         return _plan(chosen, form, inputs, (chunks, k.shape[1], k.shape[0]), outputs)
 
-    def in_mlx(*inputs: mx.array) -> Arrays:
-        dq, dk, dv, _ = backward_in_mlx(form, inputs)
+    def in_mlx(*inputs: mx.array, dynamic: bool = False) -> Arrays:
+        dq, dk, dv, _ = backward_in_mlx(form, inputs, dynamic)
         dk, dv = dk.astype(inputs[1].dtype), dv.astype(inputs[2].dtype)
         if not with_dq:
             return dk, dv
         q, k, v = inputs[:3]
         chosen = launch.settings()
-        chunks = _chunks(chosen, q, k, _tiling(chosen, q, v).lanes)
+        chunks = _chunks(chosen, q, k, _tiling(chosen, form, q, v).lanes)
         zeros = [mx.zeros_like(dq)] * (chunks - 1)
         return dk, dv, mx.stack([dq, *zeros])
 
-    return BodyKernel(backward_keys(form, with_dq, on_cpu), plan, in_mlx)
+    return BodyKernel(
+        backward_keys(form, with_dq, on_cpu), plan, in_mlx, dynamic=partial(in_mlx, dynamic=True)
+    )
 
 
 @cache
 def _backward_queries(form: Form, on_cpu: bool) -> BodyKernel:
     def plan(chosen: launch.Settings, inputs: Arrays) -> Plan:
         q, v = inputs[0], inputs[2]
-        grid = (_count(q.shape[2], _tiling(chosen, q, v).lanes), q.shape[1], q.shape[0])
+        grid = (_count(q.shape[2], _tiling(chosen, form, q, v).lanes), q.shape[1], q.shape[0])
         return _plan(chosen, form, inputs, grid, [(tuple(q.shape), q.dtype)])
 
-    def in_mlx(*inputs: mx.array) -> Arrays:
-        return (backward_in_mlx(form, inputs)[0].astype(inputs[0].dtype),)
+    def in_mlx(*inputs: mx.array, dynamic: bool = False) -> Arrays:
+        return (backward_in_mlx(form, inputs, dynamic)[0].astype(inputs[0].dtype),)
 
-    return BodyKernel(backward_queries(form, on_cpu), plan, in_mlx)
+    return BodyKernel(
+        backward_queries(form, on_cpu), plan, in_mlx, dynamic=partial(in_mlx, dynamic=True)
+    )
 
 
 @cache
@@ -148,7 +154,7 @@ def _backward_mask(form: Form, on_cpu: bool) -> BodyKernel:
 
     def plan(chosen: launch.Settings, inputs: Arrays) -> Plan:
         mask = form.named(inputs)["mask"]
-        tiling = _tiling(chosen, inputs[0], inputs[2])
+        tiling = _tiling(chosen, form, inputs[0], inputs[2])
         b, h, queries, keys = mask.shape
         grid = (_count(queries, tiling.lanes), _count(keys, tiling.rows), b * h)
         shape = (
@@ -158,11 +164,11 @@ def _backward_mask(form: Form, on_cpu: bool) -> BodyKernel:
         given = constant((b, h, queries, keys, inputs[0].shape[0]), mx.int64)
         return Plan(one.template, one.geometry, one.shapes, one.dtypes, (*one.constants, given))
 
-    def in_mlx(*inputs: mx.array) -> Arrays:
-        ds = backward_in_mlx(form, inputs)[3]
+    def in_mlx(*inputs: mx.array, dynamic: bool = False) -> Arrays:
+        ds = backward_in_mlx(form, inputs, dynamic)[3]
         mask = form.named(inputs)["mask"]
         chosen = launch.settings()
-        tiling = _tiling(chosen, inputs[0], inputs[2])
+        tiling = _tiling(chosen, form, inputs[0], inputs[2])
         axes = [a for a in range(4) if mask.shape[a] == 1]
         ds = ds.sum(axis=axes, keepdims=True) if axes else ds
         for axis, n in ((2, tiling.lanes), (3, tiling.rows)):
@@ -172,7 +178,9 @@ def _backward_mask(form: Form, on_cpu: bool) -> BodyKernel:
                 ds = mx.concatenate([ds, mx.zeros(shape)], axis=axis)
         return (ds,)
 
-    return BodyKernel(backward_mask(form, on_cpu), plan, in_mlx)
+    return BodyKernel(
+        backward_mask(form, on_cpu), plan, in_mlx, dynamic=partial(in_mlx, dynamic=True)
+    )
 
 
 #: δ = Σ dO · O, less what the total's gradient adds to every score's.

@@ -71,19 +71,31 @@ def _scores(
     return z, keep, slope
 
 
-def softmax_of(z: Any, sinks: Any, xp: Any) -> tuple[Any, Any, Any]:
-    """exp(z - peak), the peak and the total."""
+def _twice(z: mx.array) -> mx.array:
+    """z, and a last axis of 2 of the same: where lengths may change in a shapeless compile, a sum
+    or a maximum over axes that are all 1, such as that of one key, makes MLX read out of bounds on
+    the CPU."""
+    return mx.expand_dims(z, -1) + mx.zeros(2)
+
+
+def softmax_of(z: Any, sinks: Any, xp: Any, dynamic: bool = False) -> tuple[Any, Any, Any]:
+    """exp(z - peak), the peak and the total; `dynamic` where lengths may change."""
     # Finite, so that a query without scores has no exponentials, and -inf as their logarithm.
-    if z.shape[-1]:
-        peak = xp.maximum(xp.max(z, axis=-1, keepdims=True), DROPPED)
-    else:
+    if not z.shape[-1]:
         peak = xp.sum(z, axis=-1, keepdims=True) + DROPPED
+    elif dynamic:
+        peak = mx.maximum(mx.max(_twice(z), axis=(-2, -1), keepdims=True).squeeze(-1), DROPPED)
+    else:
+        peak = xp.maximum(xp.max(z, axis=-1, keepdims=True), DROPPED)
     if sinks is not None:
         sinks = sinks[:, None, None]
         peak = xp.maximum(peak, sinks)
     peak = xp.stop_gradient(peak)
     e = xp.exp(z - peak)
-    total = xp.sum(e, axis=-1, keepdims=True)
+    if dynamic:
+        total = mx.sum(0.5 * _twice(e), axis=(-2, -1), keepdims=True).squeeze(-1)
+    else:
+        total = xp.sum(e, axis=-1, keepdims=True)
     if sinks is not None:
         total = total + xp.exp(sinks - peak)
     return e, peak, total
@@ -131,17 +143,17 @@ def _float32(form: Form, inputs: Arrays) -> tuple[dict[str, mx.array], dict[str,
     return some, options
 
 
-def forward_in_mlx(form: Form, inputs: Arrays) -> Arrays:
-    """out, peak and total as the forward kernel gives them."""
+def forward_in_mlx(form: Form, inputs: Arrays, dynamic: bool = False) -> Arrays:
+    """out, peak and total as the forward kernel gives them; `dynamic` where lengths may change."""
     some, options = _float32(form, inputs)
     z, _, _ = _scores(some["q"], some["k"], xp=mx, **options)
-    e, peak, total = softmax_of(z, some.get("sinks"), mx)
+    e, peak, total = softmax_of(z, some.get("sinks"), mx, dynamic)
     out = product(e, some["v"], mx) / total
     return out.astype(inputs[0].dtype), peak.squeeze(-1), total.squeeze(-1)
 
 
-def backward_in_mlx(form: Form, inputs: Arrays) -> tuple[mx.array, ...]:
-    """dq, dk, dv in float32 and the gradient of the scores."""
+def backward_in_mlx(form: Form, inputs: Arrays, dynamic: bool = False) -> tuple[mx.array, ...]:
+    """dq, dk, dv in float32 and the gradient of the scores; `dynamic` where lengths may change."""
     some, options = _float32(form, inputs)
     dout, _, _, delta = inputs[-4:]
     q, k, v, dout = some["q"], some["k"], some["v"], dout.astype(mx.float32)
@@ -149,7 +161,7 @@ def backward_in_mlx(form: Form, inputs: Arrays) -> tuple[mx.array, ...]:
     if group > 1:
         k, v = mx.repeat(k, group, axis=1), mx.repeat(v, group, axis=1)
     z, keep, slope = _scores(q, k, xp=mx, **options)
-    e, _, total = softmax_of(z, some.get("sinks"), mx)
+    e, _, total = softmax_of(z, some.get("sinks"), mx, dynamic)
     p = e / total
     ds = p * (dout @ v.swapaxes(-1, -2) - delta[..., None])
     if keep is not None:

@@ -189,6 +189,8 @@ def scores(form: Form, *, keys_are_rows: bool) -> str:
         at = "mask[mask_start + query * mask_query + min(key, keys - 1) * mask_key]"
         if form.mask == ADDED:
             lines.append(f"x += float({at});")
+            # As low as a score that is dropped, but there, so that it has a gradient.
+            lines.append("x = x == -FLT_MAX ? -0.9999999f * FLT_MAX : x;")
         else:
             lines.append(f"x = {at} != 0 ? x : -FLT_MAX;")
     if near:

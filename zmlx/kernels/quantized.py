@@ -121,9 +121,10 @@ def quantized_attention(
     if lengths is not None:
         check_indices(op, "lengths", lengths, (b,))
         middle, flags["lengths"] = [lengths], True
+    # MLX's view has no gradient, not even the zeros of an integer.
+    k_bytes, v_bytes = (mx.stop_gradient(words).view(mx.uint8) for words in (k, v))
     inputs = (
-        q, k.view(mx.uint8), k_scales, k_biases, v.view(mx.uint8), v_scales, v_biases,
-        *before, *middle, *after,
+        q, k_bytes, k_scales, k_biases, v_bytes, v_scales, v_biases, *before, *middle, *after,
     )  # fmt: skip
     return attend(Cache(QUANTIZED, bits, **flags), inputs, sinks, bits, groups[0])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import inf
 from typing import Any
 
 import mlx.core as mx
@@ -56,7 +57,7 @@ def turning(
     check_array(op, name, x)
     if x.ndim < 3:
         raise bad(name, "have shape (B, *, L, D)", tuple(x.shape))
-    if layout not in LAYOUTS:
+    if not isinstance(layout, str) or layout not in LAYOUTS:
         raise bad("layout", f"be one of {', '.join(LAYOUTS)}", repr(layout))
     batches, d = x.shape[0], x.shape[-1]
     steps = x.shape[-2] if layout == "BHLD" else x.shape[1]
@@ -71,8 +72,8 @@ def turning(
 
     if freqs is None:
         base = 10000.0 if base is None else check_number(op, "base", base)
-        if not base > 0:
-            raise bad("base", "be positive", base)
+        if not 0 < base < inf:
+            raise bad("base", "be positive and finite", base)
         frequencies = paces(half, base)
     else:
         check_array(op, "freqs", freqs)

@@ -23,6 +23,8 @@ import mlx.core as mx
 from ..arguments import check_integer, check_number, check_size
 
 _OP = "rope_freqs"
+#: Elements of a head, at most.
+_MOST_DIMS = 2**20
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,16 @@ class _Model:
     def trained(self, default: int | None = None) -> float:
         """The length that the model was trained with before it was scaled."""
         return self.number("original_max_position_embeddings", default, above=1.0)
+
+
+def _size(name: str, value: int | None) -> int | None:
+    """A length that a float can take, if there is one."""
+    if value is None:
+        return None
+    size = check_size(_OP, name, value)
+    if size >= 2**63:
+        raise ValueError(f"[{_OP}] '{name}' must be an int of 64 bits but got a larger one.")
+    return size
 
 
 def _is_number(value: Any) -> bool:
@@ -226,6 +238,8 @@ def rope_freqs(
     dims = check_integer(_OP, "dims", dims)
     if dims < 2 or dims % 2:
         raise ValueError(f"[{_OP}] 'dims' must be even and positive but got {dims}.")
+    if dims > _MOST_DIMS:
+        raise ValueError(f"[{_OP}] 'dims' must be at most {_MOST_DIMS} but got {dims}.")
     if scaling is None:
         scaling = {}
     if not isinstance(scaling, Mapping):
@@ -235,15 +249,12 @@ def rope_freqs(
         raise ValueError(
             f"[{_OP}] 'scaling' must have a 'type' of {', '.join(_KINDS)} but got {kind!r}."
         )
-    if max_position_embeddings is not None:
-        max_position_embeddings = check_size(
-            _OP, "max_position_embeddings", max_position_embeddings
-        )
-    length = None if length is None else check_size(_OP, "length", length)
+    longest = _size("max_position_embeddings", max_position_embeddings)
+    steps = _size("length", length)
     if base is None:
         base = scaling.get("rope_theta", 10000.0)
     base = check_number(_OP, "base", base)
     if not 1 < base < inf:
         raise ValueError(f"[{_OP}] 'base' must be more than 1 and finite but got {base}.")
-    freqs, factor = _KINDS[kind](_Model(kind, scaling, dims, base, max_position_embeddings, length))
+    freqs, factor = _KINDS[kind](_Model(kind, scaling, dims, base, longest, steps))
     return mx.array(freqs, dtype=mx.float32), factor
