@@ -116,6 +116,17 @@ def test_patching_twice_changes_nothing():
     assert all(r.new for r in first.replaced)
 
 
+@pytest.mark.parametrize("first", ["norm", "gated", "router", "model.layers.0"])
+def test_patching_in_steps_replaces_what_one_call_does(first):
+    model = build("mixtral")
+    whole = [(r.path, r.kind, r.op) for r in zmlx.patch(model, mode="training").replaced]
+    zmlx.unpatch(model)
+    zmlx.patch(model, only=first)
+    report = zmlx.patch(model, mode="training")
+    assert [(r.path, r.kind, r.op) for r in report.replaced] == whole
+    assert not report.skipped
+
+
 def test_a_saved_patched_model_loads_unpatched_and_back(tmp_path):
     file = str(tmp_path / "weights.safetensors")
     model = build("qwen3")

@@ -190,6 +190,40 @@ def test_a_block_that_looks_into_its_cache_is_left_alone():
     assert report.skipped[0].why.startswith("its call cannot be captured")
 
 
+class Residual(mnn.Module):
+    """A block of two projections, as of a vision transformer."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norm1, self.mix, self.norm2, self.feed = (
+            norm(), mnn.Linear(24, 24), norm(), mnn.Linear(24, 24)
+        )  # fmt: skip
+
+    def __call__(self, x):
+        x = x + self.mix(self.norm1(x))
+        return x + self.feed(self.norm2(x))
+
+
+def test_a_block_of_two_projections_is_no_feed_forward_network():
+    model = Residual(lambda: mnn.LayerNorm(24))
+    x = mx.random.normal((2, 3, 24), key=mx.random.key(2))
+    before = model(x)
+    assert zmlx.patch(model).kinds() == {"residual_norm": 1, "norm": 2}
+    assert mx.allclose(model(x), before, atol=1e-5).item()
+
+
+def test_a_norm_that_gets_another_dtype_later_returns_that_of_the_sum():
+    model = Residual(lambda: ByHand(False, mx.square, False))
+    model.set_dtype(mx.bfloat16)
+    assert "residual_norm" in zmlx.patch(model).kinds()
+    model.norm1.set_dtype(mx.float32)
+    model.norm2.set_dtype(mx.float32)
+    x = mx.random.normal((2, 3, 24), key=mx.random.key(2)).astype(mx.bfloat16)
+    after = model(x)
+    zmlx.unpatch(model)
+    assert after.dtype == model(x).dtype == mx.bfloat16
+
+
 def test_dropout_is_replaced_for_training_only():
     model = mnn.Sequential(mnn.Linear(8, 8), mnn.Dropout(0.25))
     assert not zmlx.patch(model).replaced

@@ -43,7 +43,7 @@ from .plans import AttentionPlan, DropoutPlan, Plan, plan_of
 from .probe import own_dtype, probe
 from .replace import Keys, parents, put, put_copy, restore
 from .report import Replaced, Report, Skipped
-from .wiring import UnmatchedError, child_of, is_opaque
+from .wiring import UnmatchedError, child_of, detached, is_opaque
 
 __all__ = ["KINDS", "Replaced", "Report", "Skipped", "lm_loss", "patch", "smart_patch", "unpatch"]
 
@@ -144,7 +144,7 @@ def _plans(
                 if mode == "inference":
                     continue
             elif not isinstance(plan, AttentionPlan):
-                probe(module, plan, mode == "training")
+                probe(detached(module), plan, mode == "training")
         except UnmatchedError as reason:
             report.skipped.append(Skipped(path, type(module).__name__, str(reason)))
             continue

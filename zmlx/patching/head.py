@@ -15,7 +15,7 @@ import mlx.nn as nn
 
 from ..nn import losses
 from .capture import Graphs
-from .wiring import Call, Given, UnmatchedError, child_of, parameters_of_call, wiring
+from .wiring import Call, Given, UnmatchedError, child_of, detached, parameters_of_call, wiring
 
 _HEAD = "_zmlx_head"
 
@@ -47,7 +47,7 @@ class Head:
 
 def find_head(model: nn.Module) -> Head:
     """The head of a model that is called with tokens; raises `UnmatchedError` with the reason."""
-    graphs = Graphs()
+    graphs, model = Graphs(), detached(model)
     try:
         found = wiring(graphs, model, mx.zeros((2, 3), mx.int32))
     except UnmatchedError as reason:

@@ -30,6 +30,7 @@ from .wiring import (
     UnmatchedError,
     Wiring,
     child_of,
+    detached,
     parameters_of_call,
     widths,
     wiring,
@@ -54,7 +55,8 @@ class Matcher(Mixtures, Leaves):
 
     def plan(self, module: mnn.Module) -> Plan | None:
         """The plan, None for a module that is no candidate; raises `UnmatchedError` with a reason
-        for one that is, but does not match."""
+        for one that is, but does not match. What is patched below it counts as what it was."""
+        module = detached(module)
         key = _key(module)
         found = self._known.get(key)
         if found is None and key not in self._known:
@@ -100,12 +102,12 @@ class Matcher(Mixtures, Leaves):
         if router is not None:
             return router
         try:
-            mixture = self._experts(module) or self._mixture(module)
+            found = self._experts(module) or self._mixture(module) or self._mlp(module)
         except UnmatchedError as reason:
             if (block := self._block(module)) is None:
                 raise reason from None
             return block
-        return mixture or self._mlp(module) or self._block(module)
+        return found or self._block(module)
 
     def _wirings(
         self, module: mnn.Module, leads: Sequence[tuple[int, ...]]

@@ -345,7 +345,7 @@ def _add_norm(module: Any, step: AddNorm, registers: list[mx.array]) -> tuple[mx
         y, total = F.add_rms_norm(a, b, weight, eps)
     else:
         y, total = F.add_layer_norm(a, b, weight, bias, eps)
-    return total, y.astype(a.dtype) if norm.spelling == "mx.fast in float32" else y
+    return total, y.astype(total.dtype) if norm.spelling in OF_X else y
 
 
 def _mix(module: Any, step: Mix, registers: list[mx.array]) -> mx.array:

@@ -22,15 +22,10 @@ import mlx.nn as nn
 from ..nn import functional as F
 from .plans import PLAN, AttentionPlan, Plan, plan_of
 from .probe import own_dtype
-from .wiring import shadow
+from .wiring import original_class, shadow
 
 _ORIGINALS = "_zmlx_originals"
 _NEW: Any = copyreg.__newobj__  # type: ignore[attr-defined]
-
-
-def original_class(module: nn.Module) -> type[nn.Module]:
-    """The class that a module had before it was patched."""
-    return getattr(type(module), "_zmlx_class", type(module))
 
 
 def _extra_repr(self: Any) -> str:

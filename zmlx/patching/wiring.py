@@ -86,11 +86,21 @@ def shadow(module: nn.Module, entries: Mapping[str, Any]) -> Any:
     return twin
 
 
+def original_class(module: nn.Module) -> type[nn.Module]:
+    """The class that a module had before it was patched."""
+    return getattr(type(module), "_zmlx_class", type(module))
+
+
 def detached(value: Any) -> Any:
-    """Shadows of a module and of all below it, so that a call which sets what they hold, as that of
-    a batch norm does in training, leaves them as they are."""
+    """Shadows of a module and of all below it, as they were before they were patched, so that a
+    call which sets what they hold, as that of a batch norm does in training, leaves them as they
+    are."""
     if isinstance(value, nn.Module):
-        return shadow(value, {k: detached(v) for k, v in value.items()})
+        twin = shadow(value, {k: detached(v) for k, v in value.items()})
+        twin.__class__ = original_class(value)
+        for name in [n for n in vars(twin) if n.startswith("_zmlx_")]:
+            del vars(twin)[name]
+        return twin
     if isinstance(value, (list, tuple)):
         parts = [detached(v) for v in value]
         return tuple(parts) if isinstance(value, tuple) else parts
