@@ -224,6 +224,71 @@ def test_a_norm_that_gets_another_dtype_later_returns_that_of_the_sum():
     assert after.dtype == model(x).dtype == mx.bfloat16
 
 
+class Switched(mnn.Module):
+    """A feed-forward network whose activation is named by an attribute."""
+
+    def __init__(self, kind="silu"):
+        super().__init__()
+        self.up, self.down, self.kind = mnn.Linear(24, 32), mnn.Linear(32, 24), kind
+
+    def __call__(self, x):
+        return self.down(getattr(mnn, self.kind)(self.up(x)))
+
+
+def residual():
+    return Residual(lambda: mnn.RMSNorm(24))
+
+
+CHANGES = {
+    "attribute": (Switched, lambda m: setattr(m, "kind", "relu")),
+    "activation": (
+        lambda: Feed(mnn.GELU()), lambda m: m.update_modules({"act": mnn.ReLU()})
+    ),
+    "norm of another kind": (residual, lambda m: setattr(m, "norm2", mnn.LayerNorm(24))),
+    "no norm": (residual, lambda m: setattr(m, "norm2", mnn.Linear(24, 24))),
+    "new bias": (
+        lambda: mnn.LayerNorm(24, bias=False), lambda m: setattr(m, "bias", mx.ones(24))
+    ),
+}  # fmt: skip
+
+
+class Feed(mnn.Module):
+    """A feed-forward network with an activation of its own."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.up, self.act, self.down = mnn.Linear(24, 32), act, mnn.Linear(32, 24)
+
+    def __call__(self, x):
+        return self.down(self.act(self.up(x)))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_module_that_is_changed_after_patching_computes_what_it_became(change):
+    make, changed = CHANGES[change]
+    model = make()
+    x = mx.random.normal((2, 3, 24), key=mx.random.key(2))
+    before = model(x)
+    assert zmlx.patch(model).replaced
+    changed(model)
+    after = model(x)
+    zmlx.unpatch(model)
+    assert mx.allclose(after, model(x), atol=1e-5).item()
+    assert not mx.allclose(after, before, atol=1e-2).item()
+
+
+def test_what_a_plan_reads_and_what_it_calls_may_change():
+    model = residual()
+    zmlx.patch(model)
+    model.norm1.eps = 0.5
+    model.mix = mnn.Linear(24, 24, bias=False)
+    model.update(model.parameters())
+    model.freeze()
+    model.train()
+    model.set_dtype(mx.float16)
+    assert all(not r.new for r in zmlx.patch(model).replaced)
+
+
 def test_dropout_is_replaced_for_training_only():
     model = mnn.Sequential(mnn.Linear(8, 8), mnn.Dropout(0.25))
     assert not zmlx.patch(model).replaced

@@ -277,7 +277,8 @@ class Matcher(Mixtures, Leaves):
             previous = steps[-1] if steps else None
             norm = self._normed(module, call)
             if norm and isinstance(previous, Add) and arguments == (count - 1,):
-                steps[-1] = AddNorm(previous.left, previous.right, call.path, norm)
+                cls = type(child_of(module, call.path))
+                steps[-1] = AddNorm(previous.left, previous.right, call.path, norm, cls)
             else:
                 steps.append(CallChild(call.path, call.method, arguments, keywords))
             registers[output] = count

@@ -22,7 +22,7 @@ import mlx.nn as nn
 from ..nn import functional as F
 from .plans import PLAN, AttentionPlan, Plan, plan_of
 from .probe import own_dtype
-from .wiring import original_class, shadow
+from .wiring import is_opaque, original_class, shadow
 
 _ORIGINALS = "_zmlx_originals"
 _NEW: Any = copyreg.__newobj__  # type: ignore[attr-defined]
@@ -42,6 +42,37 @@ def _call(self: Any, *arguments: Any, **keywords: Any) -> Any:
         return original(self, *arguments, **keywords)
     return plan.run(self, original, *arguments, **keywords)
 
+
+def _setattr(self: Any, name: str, value: Any) -> None:
+    """An attribute with another value than the plan was found for gives the module its own call
+    back."""
+    plan, before = plan_of(self), vars(self).get(name, _NOTHING)
+    type(self)._zmlx_class.__setattr__(self, name, value)
+    if plan is None or before is _NOTHING or name in (*_STATE, *plan.reads()):
+        return
+    plain = isinstance(value, (bool, int, float, str))
+    if before is not value and not (plain and type(before) is type(value) and before == value):
+        restore(self)
+
+
+def _setitem(self: Any, key: str, value: Any) -> None:
+    """So does another entry, unless it is a parameter or a child that the plan calls: those may be
+    quantised or get LoRA layers."""
+    before = self.get(key)
+    type(self)._zmlx_class.__setitem__(self, key, value)
+    if plan_of(self) is None or before is value:
+        return
+    if isinstance(value, mx.array) and isinstance(before, mx.array):
+        return
+    modules = isinstance(value, nn.Module) and isinstance(before, nn.Module)
+    if not (modules and is_opaque(value) and is_opaque(before)):
+        restore(self)
+
+
+_NOTHING = object()
+
+#: Attributes of every module that no plan depends on.
+_STATE = ("_training", "_no_grad")
 
 _CLASSES: dict[Any, type[nn.Module]] = {}
 
@@ -80,7 +111,7 @@ def _subclass(cls: type[nn.Module], methods: dict[str, Any]) -> type[nn.Module]:
             static = isinstance(method, (staticmethod, classmethod))
             fields[name] = type(method)(ours) if static else ours
     else:
-        fields["__call__"] = _call
+        fields.update(__call__=_call, __setattr__=_setattr, __setitem__=_setitem)
     return type(cls.__name__, (cls,), fields)
 
 
