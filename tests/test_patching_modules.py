@@ -212,10 +212,28 @@ def test_a_block_of_two_projections_is_no_feed_forward_network():
     assert mx.allclose(model(x), before, atol=1e-5).item()
 
 
-def test_a_norm_that_gets_another_dtype_later_returns_that_of_the_sum():
-    model = Residual(lambda: ByHand(False, mx.square, False))
-    model.set_dtype(mx.bfloat16)
+class Casting(mnn.Module):
+    """A norm whose weight follows the dtype of its array."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.eps = mx.ones(24), 1e-5
+
+    def __call__(self, x):
+        return mx.fast.rms_norm(x, self.weight.astype(x.dtype), self.eps)
+
+
+@pytest.mark.parametrize(
+    ("norm", "patched_in"),
+    [(lambda: ByHand(False, mx.square, False), mx.bfloat16), (Casting, mx.float32)],
+    ids=["by hand", "casting"],
+)
+def test_a_norm_in_float32_between_projections_in_half_precision(norm, patched_in):
+    """It returns the dtype of the sum, in whatever dtype it was compared."""
+    model = Residual(norm)
+    model.set_dtype(patched_in)
     assert "residual_norm" in zmlx.patch(model).kinds()
+    model.set_dtype(mx.bfloat16)
     model.norm1.set_dtype(mx.float32)
     model.norm2.set_dtype(mx.float32)
     x = mx.random.normal((2, 3, 24), key=mx.random.key(2)).astype(mx.bfloat16)

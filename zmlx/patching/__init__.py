@@ -35,6 +35,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from ..arguments import check_size
 from ..choice import catalogue, choice
 from ..nn.choosing import TYPICAL_ROWS
 from .head import find_head, head_of, lm_loss, put_head, restore_head
@@ -245,10 +246,11 @@ def smart_patch(
     """
     if not sample:
         raise TypeError("[smart_patch] 'sample' must be what the model is called with.")
-    if rounds < 1:
-        raise ValueError(f"[smart_patch] 'rounds' must be at least 1 but got {rounds}.")
+    check_size("smart_patch", "rounds", rounds)
     if loss is not None and mode != "training":
         raise ValueError(f"[smart_patch] 'loss' must come with mode 'training' but got {mode!r}.")
+    if loss is not None and not callable(loss):
+        raise TypeError(f"[smart_patch] 'loss' must be a function but got {type(loss).__name__}.")
     if isinstance(model, nn.Module):
         unpatch(model)
     options: dict[str, Any] = {"mode": mode, "only": only, "exclude": exclude}
@@ -326,11 +328,12 @@ def _add(report: Report, path: str, module: nn.Module, plan: Plan, new: bool) ->
 def _selection(name: str, given: str | Iterable[str] | None, paths: list[str]) -> list[str] | None:
     if given is None:
         return None
-    chosen = [given] if isinstance(given, str) else list(given)
+    several = isinstance(given, Iterable) and not isinstance(given, str)
+    chosen: list[Any] = list(given) if several else [given]
     for pattern in chosen:
         if not isinstance(pattern, str):
             raise TypeError(
-                f"[patch] '{name}' must hold kinds or paths but got {type(pattern).__name__}."
+                f"[patch] '{name}' must be kinds or paths but got {type(pattern).__name__}."
             )
         if pattern not in KINDS and not any(_matches(path, pattern) for path in paths):
             raise ValueError(

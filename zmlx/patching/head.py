@@ -39,6 +39,12 @@ class Head:
     arguments: tuple[Any, ...] = ()
     keywords: tuple[tuple[str, Any], ...] = ()
 
+    def __deepcopy__(self, memo: Any) -> Head:
+        return self
+
+    def __reduce__(self) -> Any:
+        return type(None), ()  # a pickled model is the one that was patched, and needs no zmlx
+
     def layer(self, model: nn.Module) -> nn.Module | None:
         """The layer, None where its weight is not that of a linear layer (quantised, LoRA)."""
         found = child_of(model, self.weight)

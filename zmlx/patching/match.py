@@ -24,7 +24,7 @@ from .plans import (
     NormPlan,
     Plan,
 )
-from .templates import ACTIVATIONS, GATED, Norm, packed
+from .templates import ACTIVATIONS, GATED, packed
 from .wiring import (
     Call,
     UnmatchedError,
@@ -278,14 +278,16 @@ class Matcher(Mixtures, Leaves):
             norm = self._normed(module, call)
             if norm and isinstance(previous, Add) and arguments == (count - 1,):
                 cls = type(child_of(module, call.path))
-                steps[-1] = AddNorm(previous.left, previous.right, call.path, norm, cls)
+                steps[-1] = AddNorm(
+                    previous.left, previous.right, call.path, norm.norm, norm.verified, cls
+                )
             else:
                 steps.append(CallChild(call.path, call.method, arguments, keywords))
             registers[output] = count
             count += 1
         return steps, register(found.result)
 
-    def _normed(self, module: mnn.Module, call: Call) -> Norm | None:
+    def _normed(self, module: mnn.Module, call: Call) -> NormPlan | None:
         if not _plain(call):
             return None
         try:
@@ -294,7 +296,7 @@ class Matcher(Mixtures, Leaves):
             return None
         # A spelling that rounds between norm and weight rounds there in the fused kernel too late
         # for half precision only, which the probe accepts or refuses.
-        return plan.norm if isinstance(plan, NormPlan) else None
+        return plan if isinstance(plan, NormPlan) else None
 
 
 def parameters_of_call_or_none(module: mnn.Module) -> list[Any]:

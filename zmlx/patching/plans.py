@@ -187,13 +187,14 @@ class MLPPlan(Plan):
 
 @dataclass(frozen=True)
 class AddNorm:
-    """A step: sum and norm of two registers, into two registers; `norm` is that of the module at
-    a path while its class is `cls`."""
+    """A step: sum and norm of two registers, into two registers. `norm` is that of the module at
+    a path while its class is `cls`, for the inputs in `verified`."""
 
     left: int
     right: int
     path: str
     norm: Norm
+    verified: Verified
     cls: type
 
 
@@ -348,8 +349,9 @@ def _add_norm(module: Any, step: AddNorm, registers: list[mx.array]) -> tuple[mx
     """(sum, normed)."""
     a, b, norm = registers[step.left], registers[step.right], step.norm
     child = child_of(module, step.path)
-    if original_class(child) is not step.cls:
-        total = a + b  # the norm was replaced by something else since
+    known = (mx.result_type(a, b), a.ndim) in step.verified
+    if not known or original_class(child) is not step.cls:
+        total = a + b
         return total, child(total)
     eps = getattr(child, norm.eps_name) if norm.eps_name else norm.eps
     weight, bias = norm.parameters(child)
