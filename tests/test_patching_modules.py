@@ -212,6 +212,20 @@ def test_a_block_of_two_projections_is_no_feed_forward_network():
     assert mx.allclose(model(x), before, atol=1e-5).item()
 
 
+@pytest.mark.parametrize("prefer", ["auto", "zmlx", "mlx"])
+def test_layers_of_zmlx_are_found_as_those_of_mlx(prefer):
+    model = mnn.Sequential(residual(), Feed(mnn.GELU()), mnn.LayerNorm(24))
+    x = mx.random.normal((2, 3, 24), key=mx.random.key(2))
+    before, kinds = model(x), zmlx.patch(model).kinds()
+    zmlx.unpatch(model)
+    zmlx.nn.convert(model)
+    with zmlx.prefer(prefer):
+        assert zmlx.patch(model, mode="training").kinds() == kinds
+    assert mx.allclose(model(x), before, atol=1e-5).item()
+    zmlx.unpatch(model)
+    assert type(model.layers[2]) is zmlx.nn.LayerNorm
+
+
 class Casting(mnn.Module):
     """A norm whose weight follows the dtype of its array."""
 

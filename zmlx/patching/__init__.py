@@ -36,7 +36,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..arguments import check_size
-from ..choice import catalogue, choice
+from ..choice import catalogue, choice, prefer
 from ..nn.choosing import TYPICAL_ROWS
 from .head import find_head, head_of, lm_loss, put_head, restore_head
 from .match import Matcher, random_state_kept
@@ -136,7 +136,8 @@ def _plans(
         if not _selected(path, None, wanted, unwanted):
             continue
         try:
-            plan = matcher.plan(module)
+            with prefer("mlx"):  # layers of zmlx.nn have the graphs of MLX's then
+                plan = matcher.plan(module)
             if plan is None or not _selected(path, plan.kind, wanted, unwanted):
                 continue
             if plan.op not in catalogue():
