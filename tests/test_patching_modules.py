@@ -271,6 +271,12 @@ def residual():
     return Residual(lambda: mnn.RMSNorm(24))
 
 
+def biased():
+    norm = mnn.LayerNorm(24)
+    norm.bias = mx.ones(24)
+    return norm
+
+
 CHANGES = {
     "attribute": (Switched, lambda m: setattr(m, "kind", "relu")),
     "activation": (
@@ -281,6 +287,8 @@ CHANGES = {
     "new bias": (
         lambda: mnn.LayerNorm(24, bias=False), lambda m: setattr(m, "bias", mx.ones(24))
     ),
+    "no bias": (biased, lambda m: setattr(m, "bias", None)),
+    "deleted bias": (biased, lambda m: delattr(m, "bias")),
 }  # fmt: skip
 
 

@@ -46,13 +46,22 @@ def _call(self: Any, *arguments: Any, **keywords: Any) -> Any:
 def _setattr(self: Any, name: str, value: Any) -> None:
     """An attribute with another value than the plan was found for gives the module its own call
     back."""
-    plan, before = plan_of(self), vars(self).get(name, _NOTHING)
+    plan, held = plan_of(self), name in self
+    before = vars(self).get(name, _NOTHING)
     type(self)._zmlx_class.__setattr__(self, name, value)
+    if plan is not None and held and name not in self:
+        restore(self)
     if plan is None or before is _NOTHING or name in (*_STATE, *plan.reads()):
         return
     plain = isinstance(value, (bool, int, float, str))
     if before is not value and not (plain and type(before) is type(value) and before == value):
         restore(self)
+
+
+def _delattr(self: Any, name: str) -> None:
+    """So does one that is gone."""
+    type(self)._zmlx_class.__delattr__(self, name)
+    restore(self)
 
 
 def _setitem(self: Any, key: str, value: Any) -> None:
@@ -111,7 +120,9 @@ def _subclass(cls: type[nn.Module], methods: dict[str, Any]) -> type[nn.Module]:
             static = isinstance(method, (staticmethod, classmethod))
             fields[name] = type(method)(ours) if static else ours
     else:
-        fields.update(__call__=_call, __setattr__=_setattr, __setitem__=_setitem)
+        fields.update(
+            __call__=_call, __setattr__=_setattr, __delattr__=_delattr, __setitem__=_setitem
+        )
     return type(cls.__name__, (cls,), fields)
 
 
