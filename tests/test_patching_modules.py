@@ -1,5 +1,7 @@
 """Modules written by hand: what looks like a layer is replaced, and what only looks so is not."""
 
+import copy
+
 import mlx.core as mx
 import mlx.nn as mnn
 import numpy as np
@@ -327,6 +329,79 @@ def test_what_a_plan_reads_and_what_it_calls_may_change():
     model.train()
     model.set_dtype(mx.float16)
     assert all(not r.new for r in zmlx.patch(model).replaced)
+
+
+class Announced(mnn.Module):
+    """Wants an argument of each class derived from it."""
+
+    derived = ()
+
+    def __init_subclass__(cls, *, name, **keywords):
+        super().__init_subclass__(**keywords)
+        Announced.derived += (name,)
+
+
+class Guarded(Announced, name="guarded"):
+    """A norm that takes no more attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.eps = mx.ones(24), 1e-5
+        object.__setattr__(self, "ready", True)
+
+    def __setattr__(self, name, value):
+        if "ready" in vars(self):
+            raise AttributeError(f"{name} cannot be set")
+        super().__setattr__(name, value)
+
+    def __call__(self, x):
+        return mx.fast.rms_norm(x, self.weight, self.eps)
+
+
+def test_a_class_does_not_notice_that_its_modules_are_patched():
+    model = mnn.Sequential(mnn.RMSNorm(24), Guarded())
+    x = mx.random.normal((2, 24), key=mx.random.key(2))
+    before = model(x)
+    assert zmlx.patch(model).kinds() == {"norm": 2}
+    assert mx.allclose(model(x), before, atol=1e-5).item()
+    assert zmlx.unpatch(model) == 2
+    assert type(model.layers[1]) is Guarded
+    assert Announced.derived == ("guarded",)
+
+
+class Last(type):
+    """Allows no class to be derived from its own."""
+
+    def __new__(cls, name, bases, fields):
+        if any(isinstance(base, Last) for base in bases):
+            raise TypeError(f"{name} is final")
+        return super().__new__(cls, name, bases, fields)
+
+
+class Final(mnn.RMSNorm, metaclass=Last):
+    """A norm."""
+
+
+class Fixed(mnn.RMSNorm):
+    """A norm that is made with an argument."""
+
+    def __new__(cls, dims):
+        return super().__new__(cls)
+
+
+def test_classes_that_are_hard_to_copy_or_derive_from():
+    model = residual()
+    model.norm1, model.norm2 = Final(24), Fixed(24)
+    x = mx.random.normal((2, 3, 24), key=mx.random.key(2))
+    before = model(x)
+    report = zmlx.patch(model, mode="training")
+    assert report.kinds() == {"residual_norm": 1, "norm": 1}
+    assert ("norm1", "no class can be derived from its own: Final is final") in [
+        (s.path, s.why) for s in report.skipped
+    ]
+    assert mx.allclose(copy.deepcopy(model)(x), before, atol=1e-5).item()
+    zmlx.unpatch(model)
+    assert mx.array_equal(model(x), before)
 
 
 def test_dropout_is_replaced_for_training_only():

@@ -101,10 +101,15 @@ def patch(
     matcher = Matcher()
     found = _plans(model, matcher, report, wanted, unwanted, mode)
     for path, parent, keys, module, plan in found:
-        if parent is not None:
-            module = put_copy(parent, keys, module, plan)
-        else:
-            put(module, plan)
+        try:
+            if parent is not None:
+                module = put_copy(parent, keys, module, plan)
+            else:
+                put(module, plan)
+        except Exception as error:  # whatever making a class of its class raises
+            why = f"no class can be derived from its own: {error}"
+            report.skipped.append(Skipped(path, type(module).__name__, why))
+            continue
         _add(report, path, module, plan, new=True)
     if mode == "training":
         _patch_head(model, report, wanted, unwanted)

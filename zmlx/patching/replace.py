@@ -123,13 +123,23 @@ def _subclass(cls: type[nn.Module], methods: dict[str, Any]) -> type[nn.Module]:
         fields.update(
             __call__=_call, __setattr__=_setattr, __delattr__=_delattr, __setitem__=_setitem
         )
-    return type(cls.__name__, (cls,), fields)
+    return type(cls.__name__, (_Unannounced, cls), fields)
+
+
+class _Unannounced:
+    """Keeps a patched class from the `__init_subclass__` of the class that it stands for, which may
+    keep a list or want arguments."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        pass
 
 
 def _reduce(self: Any, protocol: Any) -> Any:
     """What is pickled is the module without its plan, whose class can be found by name."""
     cls: Any = type(self)._zmlx_class
-    twin = cls.__new__(cls)
+    twin = dict.__new__(cls)
     vars(twin).update((k, v) for k, v in vars(self).items() if k not in (PLAN, _ORIGINALS))
     dict.update(twin, self)
     made: Any = twin.__reduce_ex__(protocol)
@@ -143,7 +153,7 @@ def _copy(self: Any) -> Any:
 
 def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     cls: Any = type(self)
-    twin = cls.__new__(cls)
+    twin = dict.__new__(cls)
     memo[id(self)] = twin
     vars(twin).update(copy.deepcopy(vars(self), memo))
     dict.update(twin, ((k, copy.deepcopy(v, memo)) for k, v in self.items()))
@@ -184,8 +194,9 @@ def _attention(
 def put(module: nn.Module, plan: Plan) -> None:
     """Makes a module run a plan."""
     methods = plan.methods if isinstance(plan, AttentionPlan) else ()
+    cls = _patched_class(type(module), methods)
     object.__setattr__(module, PLAN, plan)
-    module.__class__ = _patched_class(type(module), methods)
+    object.__setattr__(module, "__class__", cls)
 
 
 Keys = tuple[str | int, ...]
@@ -231,7 +242,7 @@ def restore(module: nn.Module) -> bool:
                 holder[keys[-1]] = original
     if plan_of(module) is None:
         return False
-    module.__class__ = original_class(module)
+    object.__setattr__(module, "__class__", original_class(module))
     vars(module).pop(PLAN)
     return True
 

@@ -79,7 +79,7 @@ def parameters_of_call(module: nn.Module) -> list[inspect.Parameter]:
 
 def shadow(module: nn.Module, entries: Mapping[str, Any]) -> Any:
     """A module of the same class with the same attributes, but these entries."""
-    twin = type(module).__new__(type(module))
+    twin: Any = dict.__new__(type(module))
     twin.__dict__.update(module.__dict__)
     dict.update(twin, module)
     dict.update(twin, entries)
@@ -97,7 +97,7 @@ def detached(value: Any) -> Any:
     are."""
     if isinstance(value, nn.Module):
         twin = shadow(value, {k: detached(v) for k, v in value.items()})
-        twin.__class__ = original_class(value)
+        object.__setattr__(twin, "__class__", original_class(value))
         for name in [n for n in vars(twin) if n.startswith("_zmlx_")]:
             del vars(twin)[name]
         return twin
