@@ -1,6 +1,7 @@
 """Modules written by hand: what looks like a layer is replaced, and what only looks so is not."""
 
 import copy
+import random
 
 import mlx.core as mx
 import mlx.nn as mnn
@@ -329,6 +330,35 @@ def test_what_a_plan_reads_and_what_it_calls_may_change():
     model.train()
     model.set_dtype(mx.float16)
     assert all(not r.new for r in zmlx.patch(model).replaced)
+
+
+DRAWS = {
+    "MLX": lambda: mx.random.uniform().item(),
+    "Python": random.random,
+    "NumPy": np.random.random,
+}
+
+
+class Skipping(Residual):
+    """A block that is skipped at times in training, by a number that is drawn."""
+
+    draw = None
+
+    def __call__(self, x):
+        if self.training and DRAWS[self.draw]() < 1e-6:
+            return x
+        return super().__call__(x)
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_a_block_that_is_skipped_at_times_is_left_alone(draw):
+    model = Skipping(lambda: mnn.RMSNorm(24))
+    model.draw = draw
+    report = zmlx.patch(model)
+    assert report.kinds() == {"norm": 2}
+    assert ("", "it computes another thing in training") in [
+        (s.path, s.why) for s in report.skipped
+    ]
 
 
 class Announced(mnn.Module):

@@ -9,12 +9,14 @@ a child can.
 from __future__ import annotations
 
 import inspect
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_flatten
 
 from .capture import Graphs
@@ -119,6 +121,14 @@ def own_call(module: Any, *arguments: Any, **keywords: Any) -> Any:
         if name not in before or before[name] is not value:
             raise UnmatchedError(f"its call sets {name}")
     return result
+
+
+def _random_states() -> Any:
+    """Change where something is drawn: a call may go one way or another by it, as one that skips a
+    layer at times, and a trace sees but one."""
+    own: Any = mx.random.state
+    numpys: Any = np.random.get_state(legacy=False)["state"]
+    return own[0].tolist(), random.getstate(), numpys["pos"], numpys["key"].tolist()
 
 
 def placed(module: Any, entries: Mapping[str, Any]) -> Any:
@@ -276,7 +286,10 @@ def _trace(
             start, count = first[len(pending) - 1], len(shapes[len(pending) - 1])
             return outputs[start] if count == 1 else tuple(outputs[start : start + count])
 
+        drawn = _random_states()
         result = own_call(shadow(module, stands(module, record)), *inputs[: len(own)], **given)
+        if _random_states() != drawn:
+            raise UnmatchedError("its call draws random numbers")
         return [*arrays, *_arrays(result, "it", pairs)]
 
     flat = [shape for call in shapes for shape in call]
