@@ -116,6 +116,17 @@ def test_patching_twice_changes_nothing():
     assert all(r.new for r in first.replaced)
 
 
+@pytest.mark.parametrize("first", ["norm", "gated", "router", "model.layers.0"])
+def test_patching_in_steps_replaces_what_one_call_does(first):
+    model = build("mixtral")
+    whole = [(r.path, r.kind, r.op) for r in zmlx.patch(model, mode="training").replaced]
+    zmlx.unpatch(model)
+    zmlx.patch(model, only=first)
+    report = zmlx.patch(model, mode="training")
+    assert [(r.path, r.kind, r.op) for r in report.replaced] == whole
+    assert not report.skipped
+
+
 def test_a_saved_patched_model_loads_unpatched_and_back(tmp_path):
     file = str(tmp_path / "weights.safetensors")
     model = build("qwen3")
@@ -197,6 +208,29 @@ def test_wrong_options_leave_the_model_alone(arguments, message):
     assert classes(model) == before
 
 
+@pytest.mark.parametrize("option", ["only", "exclude"])
+@pytest.mark.parametrize("value", [3, [3]], ids=str)
+def test_kinds_and_paths_are_strings(option, value):
+    message = rf"\[patch\] '{option}' must be kinds or paths but got int"
+    with pytest.raises(TypeError, match=message):
+        zmlx.patch(build("llama"), **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"rounds": 0}, ValueError, "'rounds' must be at least 1 but got 0"),
+        ({"rounds": 1.5}, TypeError, "'rounds' must be an int but got float"),
+        ({"mode": "training", "loss": 3}, TypeError, "'loss' must be a function but got int"),
+    ],
+)
+def test_wrong_options_of_smart_patch(options, error, message):
+    model = build("llama")
+    with pytest.raises(error, match=rf"\[smart_patch\] {message}"):
+        zmlx.smart_patch(model, PROMPT, **options)
+    assert zmlx.unpatch(model) == 0
+
+
 def test_a_model_of_another_framework_is_an_error():
     class Other:
         __module__ = "torch.nn"
@@ -242,12 +276,16 @@ def test_a_patched_model_can_be_quantised_and_compiled():
     assert mx.allclose(model(PROMPT), logits, rtol=1e-4, atol=1e-5).item()
 
 
+@pytest.mark.parametrize("mode", ["inference", "training"])
 @pytest.mark.parametrize("protocol", [2, 5])
-def test_a_patched_model_is_pickled_as_the_model_that_it_was(protocol):
+def test_a_patched_model_is_pickled_as_the_model_that_it_was(protocol, mode):
     model = build("llama")
     logits = model(PROMPT)
-    zmlx.patch(model)
-    loaded = pickle.loads(pickle.dumps(model, protocol))
+    zmlx.patch(model, mode=mode)
+    pickled = pickle.dumps(model, protocol)
+    assert b"zmlx." not in pickled
+    loaded = pickle.loads(pickled)
+    assert zmlx.unpatch(loaded) == 0
     assert mx.array_equal(loaded(PROMPT), logits)
     assert [type(m) for m in loaded.modules()] == [type(m) for m in build("llama").modules()]
     assert plan_of(model.model.norm) is not None

@@ -1,5 +1,8 @@
 """Modules written by hand: what looks like a layer is replaced, and what only looks so is not."""
 
+import copy
+import random
+
 import mlx.core as mx
 import mlx.nn as mnn
 import numpy as np
@@ -188,6 +191,247 @@ def test_a_block_that_looks_into_its_cache_is_left_alone():
     report = zmlx.patch(Block())
     assert report.kinds() == {"norm": 1}
     assert report.skipped[0].why.startswith("its call cannot be captured")
+
+
+class Residual(mnn.Module):
+    """A block of two projections, as of a vision transformer."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norm1, self.mix, self.norm2, self.feed = (
+            norm(), mnn.Linear(24, 24), norm(), mnn.Linear(24, 24)
+        )  # fmt: skip
+
+    def __call__(self, x):
+        x = x + self.mix(self.norm1(x))
+        return x + self.feed(self.norm2(x))
+
+
+def test_a_block_of_two_projections_is_no_feed_forward_network():
+    model = Residual(lambda: mnn.LayerNorm(24))
+    x = mx.random.normal((2, 3, 24), key=mx.random.key(2))
+    before = model(x)
+    assert zmlx.patch(model).kinds() == {"residual_norm": 1, "norm": 2}
+    assert mx.allclose(model(x), before, atol=1e-5).item()
+
+
+@pytest.mark.parametrize("prefer", ["auto", "zmlx", "mlx"])
+def test_layers_of_zmlx_are_found_as_those_of_mlx(prefer):
+    model = mnn.Sequential(residual(), Feed(mnn.GELU()), mnn.LayerNorm(24))
+    x = mx.random.normal((2, 3, 24), key=mx.random.key(2))
+    before, kinds = model(x), zmlx.patch(model).kinds()
+    zmlx.unpatch(model)
+    zmlx.nn.convert(model)
+    with zmlx.prefer(prefer):
+        assert zmlx.patch(model, mode="training").kinds() == kinds
+    assert mx.allclose(model(x), before, atol=1e-5).item()
+    zmlx.unpatch(model)
+    assert type(model.layers[2]) is zmlx.nn.LayerNorm
+
+
+class Casting(mnn.Module):
+    """A norm whose weight follows the dtype of its array."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.eps = mx.ones(24), 1e-5
+
+    def __call__(self, x):
+        return mx.fast.rms_norm(x, self.weight.astype(x.dtype), self.eps)
+
+
+@pytest.mark.parametrize(
+    ("norm", "patched_in"),
+    [(lambda: ByHand(False, mx.square, False), mx.bfloat16), (Casting, mx.float32)],
+    ids=["by hand", "casting"],
+)
+def test_a_norm_in_float32_between_projections_in_half_precision(norm, patched_in):
+    """It returns the dtype of the sum, in whatever dtype it was compared."""
+    model = Residual(norm)
+    model.set_dtype(patched_in)
+    assert "residual_norm" in zmlx.patch(model).kinds()
+    model.set_dtype(mx.bfloat16)
+    model.norm1.set_dtype(mx.float32)
+    model.norm2.set_dtype(mx.float32)
+    x = mx.random.normal((2, 3, 24), key=mx.random.key(2)).astype(mx.bfloat16)
+    after = model(x)
+    zmlx.unpatch(model)
+    assert after.dtype == model(x).dtype == mx.bfloat16
+
+
+class Switched(mnn.Module):
+    """A feed-forward network whose activation is named by an attribute."""
+
+    def __init__(self, kind="silu"):
+        super().__init__()
+        self.up, self.down, self.kind = mnn.Linear(24, 32), mnn.Linear(32, 24), kind
+
+    def __call__(self, x):
+        return self.down(getattr(mnn, self.kind)(self.up(x)))
+
+
+def residual():
+    return Residual(lambda: mnn.RMSNorm(24))
+
+
+def biased():
+    norm = mnn.LayerNorm(24)
+    norm.bias = mx.ones(24)
+    return norm
+
+
+CHANGES = {
+    "attribute": (Switched, lambda m: setattr(m, "kind", "relu")),
+    "activation": (
+        lambda: Feed(mnn.GELU()), lambda m: m.update_modules({"act": mnn.ReLU()})
+    ),
+    "norm of another kind": (residual, lambda m: setattr(m, "norm2", mnn.LayerNorm(24))),
+    "no norm": (residual, lambda m: setattr(m, "norm2", mnn.Linear(24, 24))),
+    "new bias": (
+        lambda: mnn.LayerNorm(24, bias=False), lambda m: setattr(m, "bias", mx.ones(24))
+    ),
+    "no bias": (biased, lambda m: setattr(m, "bias", None)),
+    "deleted bias": (biased, lambda m: delattr(m, "bias")),
+}  # fmt: skip
+
+
+class Feed(mnn.Module):
+    """A feed-forward network with an activation of its own."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.up, self.act, self.down = mnn.Linear(24, 32), act, mnn.Linear(32, 24)
+
+    def __call__(self, x):
+        return self.down(self.act(self.up(x)))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_module_that_is_changed_after_patching_computes_what_it_became(change):
+    make, changed = CHANGES[change]
+    model = make()
+    x = mx.random.normal((2, 3, 24), key=mx.random.key(2))
+    before = model(x)
+    assert zmlx.patch(model).replaced
+    changed(model)
+    after = model(x)
+    zmlx.unpatch(model)
+    assert mx.allclose(after, model(x), atol=1e-5).item()
+    assert not mx.allclose(after, before, atol=1e-2).item()
+
+
+def test_what_a_plan_reads_and_what_it_calls_may_change():
+    model = residual()
+    zmlx.patch(model)
+    model.norm1.eps = 0.5
+    model.mix = mnn.Linear(24, 24, bias=False)
+    model.update(model.parameters())
+    model.freeze()
+    model.train()
+    model.set_dtype(mx.float16)
+    assert all(not r.new for r in zmlx.patch(model).replaced)
+
+
+DRAWS = {
+    "MLX": lambda: mx.random.uniform().item(),
+    "Python": random.random,
+    "NumPy": np.random.random,
+}
+
+
+class Skipping(Residual):
+    """A block that is skipped at times in training, by a number that is drawn."""
+
+    draw = None
+
+    def __call__(self, x):
+        if self.training and DRAWS[self.draw]() < 1e-6:
+            return x
+        return super().__call__(x)
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_a_block_that_is_skipped_at_times_is_left_alone(draw):
+    model = Skipping(lambda: mnn.RMSNorm(24))
+    model.draw = draw
+    report = zmlx.patch(model)
+    assert report.kinds() == {"norm": 2}
+    assert ("", "it computes another thing in training") in [
+        (s.path, s.why) for s in report.skipped
+    ]
+
+
+class Announced(mnn.Module):
+    """Wants an argument of each class derived from it."""
+
+    derived = ()
+
+    def __init_subclass__(cls, *, name, **keywords):
+        super().__init_subclass__(**keywords)
+        Announced.derived += (name,)
+
+
+class Guarded(Announced, name="guarded"):
+    """A norm that takes no more attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.eps = mx.ones(24), 1e-5
+        object.__setattr__(self, "ready", True)
+
+    def __setattr__(self, name, value):
+        if "ready" in vars(self):
+            raise AttributeError(f"{name} cannot be set")
+        super().__setattr__(name, value)
+
+    def __call__(self, x):
+        return mx.fast.rms_norm(x, self.weight, self.eps)
+
+
+def test_a_class_does_not_notice_that_its_modules_are_patched():
+    model = mnn.Sequential(mnn.RMSNorm(24), Guarded())
+    x = mx.random.normal((2, 24), key=mx.random.key(2))
+    before = model(x)
+    assert zmlx.patch(model).kinds() == {"norm": 2}
+    assert mx.allclose(model(x), before, atol=1e-5).item()
+    assert zmlx.unpatch(model) == 2
+    assert type(model.layers[1]) is Guarded
+    assert Announced.derived == ("guarded",)
+
+
+class Last(type):
+    """Allows no class to be derived from its own."""
+
+    def __new__(cls, name, bases, fields):
+        if any(isinstance(base, Last) for base in bases):
+            raise TypeError(f"{name} is final")
+        return super().__new__(cls, name, bases, fields)
+
+
+class Final(mnn.RMSNorm, metaclass=Last):
+    """A norm."""
+
+
+class Fixed(mnn.RMSNorm):
+    """A norm that is made with an argument."""
+
+    def __new__(cls, dims):
+        return super().__new__(cls)
+
+
+def test_classes_that_are_hard_to_copy_or_derive_from():
+    model = residual()
+    model.norm1, model.norm2 = Final(24), Fixed(24)
+    x = mx.random.normal((2, 3, 24), key=mx.random.key(2))
+    before = model(x)
+    report = zmlx.patch(model, mode="training")
+    assert report.kinds() == {"residual_norm": 1, "norm": 1}
+    assert ("norm1", "no class can be derived from its own: Final is final") in [
+        (s.path, s.why) for s in report.skipped
+    ]
+    assert mx.allclose(copy.deepcopy(model)(x), before, atol=1e-5).item()
+    zmlx.unpatch(model)
+    assert mx.array_equal(model(x), before)
 
 
 def test_dropout_is_replaced_for_training_only():

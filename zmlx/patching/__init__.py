@@ -35,7 +35,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from ..choice import catalogue, choice
+from ..arguments import check_size
+from ..choice import catalogue, choice, prefer
 from ..nn.choosing import TYPICAL_ROWS
 from .head import find_head, head_of, lm_loss, put_head, restore_head
 from .match import Matcher, random_state_kept
@@ -43,7 +44,7 @@ from .plans import AttentionPlan, DropoutPlan, Plan, plan_of
 from .probe import own_dtype, probe
 from .replace import Keys, parents, put, put_copy, restore
 from .report import Replaced, Report, Skipped
-from .wiring import UnmatchedError, child_of, is_opaque
+from .wiring import UnmatchedError, child_of, detached, is_opaque
 
 __all__ = ["KINDS", "Replaced", "Report", "Skipped", "lm_loss", "patch", "smart_patch", "unpatch"]
 
@@ -100,10 +101,15 @@ def patch(
     matcher = Matcher()
     found = _plans(model, matcher, report, wanted, unwanted, mode)
     for path, parent, keys, module, plan in found:
-        if parent is not None:
-            module = put_copy(parent, keys, module, plan)
-        else:
-            put(module, plan)
+        try:
+            if parent is not None:
+                module = put_copy(parent, keys, module, plan)
+            else:
+                put(module, plan)
+        except Exception as error:  # whatever making a class of its class raises
+            why = f"no class can be derived from its own: {error}"
+            report.skipped.append(Skipped(path, type(module).__name__, why))
+            continue
         _add(report, path, module, plan, new=True)
     if mode == "training":
         _patch_head(model, report, wanted, unwanted)
@@ -135,7 +141,8 @@ def _plans(
         if not _selected(path, None, wanted, unwanted):
             continue
         try:
-            plan = matcher.plan(module)
+            with prefer("mlx"):  # layers of zmlx.nn have the graphs of MLX's then
+                plan = matcher.plan(module)
             if plan is None or not _selected(path, plan.kind, wanted, unwanted):
                 continue
             if plan.op not in catalogue():
@@ -144,7 +151,7 @@ def _plans(
                 if mode == "inference":
                     continue
             elif not isinstance(plan, AttentionPlan):
-                probe(module, plan, mode == "training")
+                probe(detached(module), plan, mode == "training")
         except UnmatchedError as reason:
             report.skipped.append(Skipped(path, type(module).__name__, str(reason)))
             continue
@@ -245,10 +252,11 @@ def smart_patch(
     """
     if not sample:
         raise TypeError("[smart_patch] 'sample' must be what the model is called with.")
-    if rounds < 1:
-        raise ValueError(f"[smart_patch] 'rounds' must be at least 1 but got {rounds}.")
+    check_size("smart_patch", "rounds", rounds)
     if loss is not None and mode != "training":
         raise ValueError(f"[smart_patch] 'loss' must come with mode 'training' but got {mode!r}.")
+    if loss is not None and not callable(loss):
+        raise TypeError(f"[smart_patch] 'loss' must be a function but got {type(loss).__name__}.")
     if isinstance(model, nn.Module):
         unpatch(model)
     options: dict[str, Any] = {"mode": mode, "only": only, "exclude": exclude}
@@ -326,11 +334,12 @@ def _add(report: Report, path: str, module: nn.Module, plan: Plan, new: bool) ->
 def _selection(name: str, given: str | Iterable[str] | None, paths: list[str]) -> list[str] | None:
     if given is None:
         return None
-    chosen = [given] if isinstance(given, str) else list(given)
+    several = isinstance(given, Iterable) and not isinstance(given, str)
+    chosen: list[Any] = list(given) if several else [given]
     for pattern in chosen:
         if not isinstance(pattern, str):
             raise TypeError(
-                f"[patch] '{name}' must hold kinds or paths but got {type(pattern).__name__}."
+                f"[patch] '{name}' must be kinds or paths but got {type(pattern).__name__}."
             )
         if pattern not in KINDS and not any(_matches(path, pattern) for path in paths):
             raise ValueError(

@@ -15,7 +15,7 @@ import mlx.nn as nn
 
 from ..nn import losses
 from .capture import Graphs
-from .wiring import Call, Given, UnmatchedError, child_of, parameters_of_call, wiring
+from .wiring import Call, Given, UnmatchedError, child_of, detached, parameters_of_call, wiring
 
 _HEAD = "_zmlx_head"
 
@@ -39,6 +39,12 @@ class Head:
     arguments: tuple[Any, ...] = ()
     keywords: tuple[tuple[str, Any], ...] = ()
 
+    def __deepcopy__(self, memo: Any) -> Head:
+        return self
+
+    def __reduce__(self) -> Any:
+        return type(None), ()  # a pickled model is the one that was patched, and needs no zmlx
+
     def layer(self, model: nn.Module) -> nn.Module | None:
         """The layer, None where its weight is not that of a linear layer (quantised, LoRA)."""
         found = child_of(model, self.weight)
@@ -47,7 +53,7 @@ class Head:
 
 def find_head(model: nn.Module) -> Head:
     """The head of a model that is called with tokens; raises `UnmatchedError` with the reason."""
-    graphs = Graphs()
+    graphs, model = Graphs(), detached(model)
     try:
         found = wiring(graphs, model, mx.zeros((2, 3), mx.int32))
     except UnmatchedError as reason:

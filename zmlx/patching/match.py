@@ -24,12 +24,13 @@ from .plans import (
     NormPlan,
     Plan,
 )
-from .templates import ACTIVATIONS, GATED, Norm, packed
+from .templates import ACTIVATIONS, GATED, packed
 from .wiring import (
     Call,
     UnmatchedError,
     Wiring,
     child_of,
+    detached,
     parameters_of_call,
     widths,
     wiring,
@@ -54,7 +55,8 @@ class Matcher(Mixtures, Leaves):
 
     def plan(self, module: mnn.Module) -> Plan | None:
         """The plan, None for a module that is no candidate; raises `UnmatchedError` with a reason
-        for one that is, but does not match."""
+        for one that is, but does not match. What is patched below it counts as what it was."""
+        module = detached(module)
         key = _key(module)
         found = self._known.get(key)
         if found is None and key not in self._known:
@@ -100,12 +102,12 @@ class Matcher(Mixtures, Leaves):
         if router is not None:
             return router
         try:
-            mixture = self._experts(module) or self._mixture(module)
+            found = self._experts(module) or self._mixture(module) or self._mlp(module)
         except UnmatchedError as reason:
             if (block := self._block(module)) is None:
                 raise reason from None
             return block
-        return mixture or self._mlp(module) or self._block(module)
+        return found or self._block(module)
 
     def _wirings(
         self, module: mnn.Module, leads: Sequence[tuple[int, ...]]
@@ -275,14 +277,17 @@ class Matcher(Mixtures, Leaves):
             previous = steps[-1] if steps else None
             norm = self._normed(module, call)
             if norm and isinstance(previous, Add) and arguments == (count - 1,):
-                steps[-1] = AddNorm(previous.left, previous.right, call.path, norm)
+                cls = type(child_of(module, call.path))
+                steps[-1] = AddNorm(
+                    previous.left, previous.right, call.path, norm.norm, norm.verified, cls
+                )
             else:
                 steps.append(CallChild(call.path, call.method, arguments, keywords))
             registers[output] = count
             count += 1
         return steps, register(found.result)
 
-    def _normed(self, module: mnn.Module, call: Call) -> Norm | None:
+    def _normed(self, module: mnn.Module, call: Call) -> NormPlan | None:
         if not _plain(call):
             return None
         try:
@@ -291,7 +296,7 @@ class Matcher(Mixtures, Leaves):
             return None
         # A spelling that rounds between norm and weight rounds there in the fused kernel too late
         # for half precision only, which the probe accepts or refuses.
-        return plan.norm if isinstance(plan, NormPlan) else None
+        return plan if isinstance(plan, NormPlan) else None
 
 
 def parameters_of_call_or_none(module: mnn.Module) -> list[Any]:

@@ -24,7 +24,7 @@ from ..nn.dropout import dropped
 from ..nn.expert_rows import Experts, combined, each
 from .routing import Routing
 from .templates import OF_X, Norm
-from .wiring import Given, child_of
+from .wiring import Given, child_of, original_class
 
 Verified = frozenset[tuple[mx.Dtype, int]]
 
@@ -65,6 +65,10 @@ class Plan:
         """Paths of children without whose replacement this one changes nothing."""
         return ()
 
+    def reads(self) -> tuple[str, ...]:
+        """Attributes of the module, other than arrays, that are read at each call."""
+        return ()
+
     def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
         """The module's call."""
         if a or k or not isinstance(x, mx.array) or (x.dtype, x.ndim) not in self.verified:
@@ -81,6 +85,9 @@ class NormPlan(Plan):
     """A module that is a norm."""
 
     norm: Norm
+
+    def reads(self) -> tuple[str, ...]:
+        return (self.norm.eps_name,)
 
     def apply(self, module: Any, x: mx.array) -> mx.array:
         norm = self.norm
@@ -109,6 +116,9 @@ class GroupNormPlan(Plan):
     weight: str | None
     bias: str | None
     interleaved: bool
+
+    def reads(self) -> tuple[str, ...]:
+        return self.groups, self.eps
 
     def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
         known = not a and not k and (x.dtype, x.ndim) in self.verified
@@ -177,12 +187,15 @@ class MLPPlan(Plan):
 
 @dataclass(frozen=True)
 class AddNorm:
-    """A step: sum and norm of two registers, into two registers."""
+    """A step: sum and norm of two registers, into two registers. `norm` is that of the module at
+    a path while its class is `cls`, for the inputs in `verified`."""
 
     left: int
     right: int
     path: str
     norm: Norm
+    verified: Verified
+    cls: type
 
 
 @dataclass(frozen=True)
@@ -336,8 +349,9 @@ def _add_norm(module: Any, step: AddNorm, registers: list[mx.array]) -> tuple[mx
     """(sum, normed)."""
     a, b, norm = registers[step.left], registers[step.right], step.norm
     child = child_of(module, step.path)
-    if not isinstance(child, nn.Module) or (norm.weight is not None and norm.weight not in child):
-        total = a + b  # the norm was replaced by something else since
+    known = (mx.result_type(a, b), a.ndim) in step.verified
+    if not known or original_class(child) is not step.cls:
+        total = a + b
         return total, child(total)
     eps = getattr(child, norm.eps_name) if norm.eps_name else norm.eps
     weight, bias = norm.parameters(child)
@@ -345,7 +359,7 @@ def _add_norm(module: Any, step: AddNorm, registers: list[mx.array]) -> tuple[mx
         y, total = F.add_rms_norm(a, b, weight, eps)
     else:
         y, total = F.add_layer_norm(a, b, weight, bias, eps)
-    return total, y.astype(a.dtype) if norm.spelling == "mx.fast in float32" else y
+    return total, y.astype(total.dtype) if norm.spelling in OF_X else y
 
 
 def _mix(module: Any, step: Mix, registers: list[mx.array]) -> mx.array:
@@ -448,6 +462,9 @@ class RopePlan(Plan):
 
     freqs: str | None
 
+    def reads(self) -> tuple[str, ...]:
+        return "base", "scale"
+
     def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
         offset = a[0] if len(a) == 1 else k.get("offset", 0)
         if len(a) > 1 or set(k) - {"offset"} or (len(a) and k):
@@ -476,6 +493,9 @@ def _is_offset(offset: Any, x: mx.array) -> bool:
 @dataclass(frozen=True)
 class DropoutPlan(Plan):
     """`mlx.nn.Dropout`."""
+
+    def reads(self) -> tuple[str, ...]:
+        return ("_p_1",)
 
     def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
         return dropped(module, lambda x: original(module, x), x)

@@ -84,7 +84,8 @@ def _compare(
     call = type(twin).__call__
 
     def original(module: Any, *a: mx.array) -> mx.array:
-        return of(call(module, *a, *more))
+        with prefer("mlx"):
+            return of(call(module, *a, *more))
 
     def replaced(module: Any, *a: mx.array) -> mx.array:
         with prefer("zmlx"):

@@ -22,15 +22,10 @@ import mlx.nn as nn
 from ..nn import functional as F
 from .plans import PLAN, AttentionPlan, Plan, plan_of
 from .probe import own_dtype
-from .wiring import shadow
+from .wiring import is_opaque, original_class, shadow
 
 _ORIGINALS = "_zmlx_originals"
 _NEW: Any = copyreg.__newobj__  # type: ignore[attr-defined]
-
-
-def original_class(module: nn.Module) -> type[nn.Module]:
-    """The class that a module had before it was patched."""
-    return getattr(type(module), "_zmlx_class", type(module))
 
 
 def _extra_repr(self: Any) -> str:
@@ -47,6 +42,46 @@ def _call(self: Any, *arguments: Any, **keywords: Any) -> Any:
         return original(self, *arguments, **keywords)
     return plan.run(self, original, *arguments, **keywords)
 
+
+def _setattr(self: Any, name: str, value: Any) -> None:
+    """An attribute with another value than the plan was found for gives the module its own call
+    back."""
+    plan, held = plan_of(self), name in self
+    before = vars(self).get(name, _NOTHING)
+    type(self)._zmlx_class.__setattr__(self, name, value)
+    if plan is not None and held and name not in self:
+        restore(self)
+    if plan is None or before is _NOTHING or name in (*_STATE, *plan.reads()):
+        return
+    plain = isinstance(value, (bool, int, float, str))
+    if before is not value and not (plain and type(before) is type(value) and before == value):
+        restore(self)
+
+
+def _delattr(self: Any, name: str) -> None:
+    """So does one that is gone."""
+    type(self)._zmlx_class.__delattr__(self, name)
+    restore(self)
+
+
+def _setitem(self: Any, key: str, value: Any) -> None:
+    """So does another entry, unless it is a parameter or a child that the plan calls: those may be
+    quantised or get LoRA layers."""
+    before = self.get(key)
+    type(self)._zmlx_class.__setitem__(self, key, value)
+    if plan_of(self) is None or before is value:
+        return
+    if isinstance(value, mx.array) and isinstance(before, mx.array):
+        return
+    modules = isinstance(value, nn.Module) and isinstance(before, nn.Module)
+    if not (modules and is_opaque(value) and is_opaque(before)):
+        restore(self)
+
+
+_NOTHING = object()
+
+#: Attributes of every module that no plan depends on.
+_STATE = ("_training", "_no_grad")
 
 _CLASSES: dict[Any, type[nn.Module]] = {}
 
@@ -85,14 +120,26 @@ def _subclass(cls: type[nn.Module], methods: dict[str, Any]) -> type[nn.Module]:
             static = isinstance(method, (staticmethod, classmethod))
             fields[name] = type(method)(ours) if static else ours
     else:
-        fields["__call__"] = _call
-    return type(cls.__name__, (cls,), fields)
+        fields.update(
+            __call__=_call, __setattr__=_setattr, __delattr__=_delattr, __setitem__=_setitem
+        )
+    return type(cls.__name__, (_Unannounced, cls), fields)
+
+
+class _Unannounced:
+    """Keeps a patched class from the `__init_subclass__` of the class that it stands for, which may
+    keep a list or want arguments."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        pass
 
 
 def _reduce(self: Any, protocol: Any) -> Any:
     """What is pickled is the module without its plan, whose class can be found by name."""
     cls: Any = type(self)._zmlx_class
-    twin = cls.__new__(cls)
+    twin = dict.__new__(cls)
     vars(twin).update((k, v) for k, v in vars(self).items() if k not in (PLAN, _ORIGINALS))
     dict.update(twin, self)
     made: Any = twin.__reduce_ex__(protocol)
@@ -106,7 +153,7 @@ def _copy(self: Any) -> Any:
 
 def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     cls: Any = type(self)
-    twin = cls.__new__(cls)
+    twin = dict.__new__(cls)
     memo[id(self)] = twin
     vars(twin).update(copy.deepcopy(vars(self), memo))
     dict.update(twin, ((k, copy.deepcopy(v, memo)) for k, v in self.items()))
@@ -147,8 +194,9 @@ def _attention(
 def put(module: nn.Module, plan: Plan) -> None:
     """Makes a module run a plan."""
     methods = plan.methods if isinstance(plan, AttentionPlan) else ()
+    cls = _patched_class(type(module), methods)
     object.__setattr__(module, PLAN, plan)
-    module.__class__ = _patched_class(type(module), methods)
+    object.__setattr__(module, "__class__", cls)
 
 
 Keys = tuple[str | int, ...]
@@ -194,7 +242,7 @@ def restore(module: nn.Module) -> bool:
                 holder[keys[-1]] = original
     if plan_of(module) is None:
         return False
-    module.__class__ = original_class(module)
+    object.__setattr__(module, "__class__", original_class(module))
     vars(module).pop(PLAN)
     return True
 

@@ -9,12 +9,14 @@ a child can.
 from __future__ import annotations
 
 import inspect
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_flatten
 
 from .capture import Graphs
@@ -79,18 +81,28 @@ def parameters_of_call(module: nn.Module) -> list[inspect.Parameter]:
 
 def shadow(module: nn.Module, entries: Mapping[str, Any]) -> Any:
     """A module of the same class with the same attributes, but these entries."""
-    twin = type(module).__new__(type(module))
+    twin: Any = dict.__new__(type(module))
     twin.__dict__.update(module.__dict__)
     dict.update(twin, module)
     dict.update(twin, entries)
     return twin
 
 
+def original_class(module: nn.Module) -> type[nn.Module]:
+    """The class that a module had before it was patched."""
+    return getattr(type(module), "_zmlx_class", type(module))
+
+
 def detached(value: Any) -> Any:
-    """Shadows of a module and of all below it, so that a call which sets what they hold, as that of
-    a batch norm does in training, leaves them as they are."""
+    """Shadows of a module and of all below it, as they were before they were patched, so that a
+    call which sets what they hold, as that of a batch norm does in training, leaves them as they
+    are."""
     if isinstance(value, nn.Module):
-        return shadow(value, {k: detached(v) for k, v in value.items()})
+        twin = shadow(value, {k: detached(v) for k, v in value.items()})
+        object.__setattr__(twin, "__class__", original_class(value))
+        for name in [n for n in vars(twin) if n.startswith("_zmlx_")]:
+            del vars(twin)[name]
+        return twin
     if isinstance(value, (list, tuple)):
         parts = [detached(v) for v in value]
         return tuple(parts) if isinstance(value, tuple) else parts
@@ -109,6 +121,14 @@ def own_call(module: Any, *arguments: Any, **keywords: Any) -> Any:
         if name not in before or before[name] is not value:
             raise UnmatchedError(f"its call sets {name}")
     return result
+
+
+def _random_states() -> Any:
+    """Change where something is drawn: a call may go one way or another by it, as one that skips a
+    layer at times, and a trace sees but one."""
+    own: Any = mx.random.state
+    numpys: Any = np.random.get_state(legacy=False)["state"]
+    return own[0].tolist(), random.getstate(), numpys["pos"], numpys["key"].tolist()
 
 
 def placed(module: Any, entries: Mapping[str, Any]) -> Any:
@@ -266,7 +286,10 @@ def _trace(
             start, count = first[len(pending) - 1], len(shapes[len(pending) - 1])
             return outputs[start] if count == 1 else tuple(outputs[start : start + count])
 
+        drawn = _random_states()
         result = own_call(shadow(module, stands(module, record)), *inputs[: len(own)], **given)
+        if _random_states() != drawn:
+            raise UnmatchedError("its call draws random numbers")
         return [*arrays, *_arrays(result, "it", pairs)]
 
     flat = [shape for call in shapes for shape in call]
