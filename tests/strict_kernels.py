@@ -73,6 +73,9 @@ METAL_REFUSES = [
      "float does not convert to 'T' (bfloat) implicitly"),
     ("a float is not assigned to a bfloat", "", "z[0] = x[0];",
      "float does not convert to 'bfloat16_t' (bfloat) implicitly"),
+    ("a float of another name is not assigned to a bfloat", "typedef float Wide;",
+     "const Wide v = x[0]; z[N] = v;",
+     "float does not convert to 'bfloat16_t' (bfloat) implicitly"),
     ("a float is not returned as a bfloat", "bfloat one() { return 1.0f; }", "z[0] = T(one());",
      "float does not convert to 'bfloat' (bfloat) implicitly"),
     ("a float is not passed as a bfloat", "float wide(bfloat v) { return v; }",
@@ -325,4 +328,14 @@ BOTH_ACCEPT = [
      "float all = simd_sum(s[i]); if (all > 0) y[i] = simd_max(all); else y[i] = 0;"),
     ("macros", "#define SQUARE(v) ((v) * (v))\n#if __METAL_VERSION__ >= 310\n#define OK 1\n#endif",
      "#define LAST(v) y[0] = v\nLAST(SQUARE(x[0]) + OK);\n#undef LAST"),
+    ("vectors made in macros", "#define ROW(i) float3( \\\n    x[i], \\\n    x[i + 1], 2)\n"
+     "#define real2 float2 // of any precision\n#define TWICE(a) real2(a, 2 * (a))",
+     "float3 v = ROW(0) * 2.0f; real2 p = TWICE(v.x) + real2(half(1), 2); y[0] = v.y + p.x;"),
+    ("matrices are added to", "",
+     "threadgroup float2x2 t[2]; t[0] = float2x2(1.0f); float2x2 m(1, 2, 3, 4); m += t[0] * m;\n"
+     "y[0] = (m -= t[0])[0].x;"),
+    ("matrices have the operators that a header declares",
+     "thread float2x2& operator*=(thread float2x2& a, float2x2 b) { a = a * b; return a; }\n"
+     "bool operator==(float2x2 a, float2x2 b) { return all(a[0] == b[0]) && all(a[1] == b[1]); }",
+     "float2x2 m(x[0]); m *= m; y[0] = m == float2x2(1) ? 1 : 0;"),
 ]  # fmt: skip

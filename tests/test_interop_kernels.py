@@ -545,3 +545,48 @@ def test_tiles_of_mlx_itself(dtype, bound):
     )  # fmt: skip
     a, b = (np.array(x.astype(mx.float32)).astype(np.float64) for x in (a, b))
     close(out, a @ b.T, bound)
+
+
+STRUCTS = """
+typedef float4 quaternion;
+struct Body {
+    float3 place;
+    float mass;
+    quaternion turn;
+};
+struct Lamp {
+    uchar kind;
+    vec<float, 4> colour;
+    Body body;
+    packed_float3 aim;
+    int3 cell, other;
+};
+static_assert(sizeof(Body) == 48 && sizeof(Lamp) == 128, "as Metal has them");
+"""
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2, 5])
+@pytest.mark.parametrize("group", [1, 16])
+def test_structs_with_vectors_lie_over_arrays_that_start_anywhere(offset, group):
+    n = 16
+    bodies = RNG.normal(size=(n, 12)).astype(np.float32)
+    lamp = RNG.normal(size=32).astype(np.float32)
+    memory = mx.array(np.concatenate([np.zeros(offset, np.float32), bodies.ravel()]))
+    kernel = mx.fast.metal_kernel(
+        name="structs", input_names=["x", "w"], output_names=["y"], header=STRUCTS,
+        source="""
+            uint i = thread_position_in_grid.x;
+            device Body& b = reinterpret_cast<device Body*>(y)[i];
+            b = ((const device Body*)x)[i];
+            const device Lamp* lamp = (const device Lamp*)w;
+            b.mass += lamp->body.mass + lamp->aim.z;
+            b.turn = b.turn.wzyx * lamp->colour.y;""",
+    )  # fmt: skip
+    (y,) = kernel(
+        inputs=[memory[offset:], mx.array(lamp)], grid=(n, 1, 1), threadgroup=(group, 1, 1),
+        output_shapes=[(n, 12)], output_dtypes=[mx.float32],
+    )  # fmt: skip
+    y = np.array(y)
+    np.testing.assert_array_equal(y[:, :3], bodies[:, :3])
+    np.testing.assert_allclose(y[:, 4], bodies[:, 4] + (lamp[12] + lamp[22]), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(y[:, 8:], bodies[:, :7:-1] * lamp[5])

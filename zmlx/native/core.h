@@ -63,6 +63,7 @@ struct MetalFunction {
 struct Program {
   KernelFunction run;
   bool cooperative;
+  bool aligned;  // its buffers must start on a line of the cache
   MetalFunction metal;
 };
 

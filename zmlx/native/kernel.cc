@@ -166,6 +166,7 @@ std::shared_ptr<const Program> Kernel::program(
   unlocked([&] {
     Rewritten cpp = rewritten(program->metal, single, Dialect::cpu);
     program->cooperative = cpp.collective && !single;
+    program->aligned = cpp.aligned;
     std::string prefix;
     for (char c : spec.name.substr(0, 40)) prefix += std::isalnum((unsigned char)c) ? c : '_';
     try {

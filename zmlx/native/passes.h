@@ -59,6 +59,9 @@ void merge_overloads(Unit&);  // those that differ in address space only
 void merge_specialisations(Unit&);  // likewise
 void rewrite_address_spaces(Unit&);
 
+// member_alignment.cc
+bool align_members(Unit&);  // whether there are any
+
 // anonymous_structs.cc
 void free_anonymous_structs(Unit&);
 

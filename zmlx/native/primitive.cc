@@ -101,9 +101,9 @@ uintptr_t place_in_page(const std::vector<uintptr_t>& reads) {
 // The C library returns large blocks to the system when they are freed, so the next array of that
 // size is of new pages: handing those out 4 KiB at a time takes longer than most kernels do. Where
 // the system leaves the choice to the program, large blocks ask for huge pages.
-void allocate(mx::array& a, const std::vector<uintptr_t>& reads = {}) {
+void allocate(mx::array& a, const std::vector<uintptr_t>& reads = {}, bool aligned = false) {
   constexpr size_t large = 1 << 16;
-  if (a.nbytes() < large) {
+  if (a.nbytes() < large && !aligned) {
     a.set_data(mx::allocator::malloc(a.nbytes()));
     return;
   }
@@ -393,6 +393,7 @@ void KernelPrimitive::eval_cpu(const std::vector<mx::array>& inputs,
   for (auto [from, to] : launch.donate) {
     const mx::array& input = inputs[from];
     mx::array& output = outputs[to];
+    if (launch.program->aligned) break;
     if (input.is_donatable() && row_contiguous(input) && input.data_size() == input.size() &&
         input.nbytes() == output.nbytes() && input.itemsize() == output.itemsize()) {
       size_t longest = 0;
@@ -424,12 +425,13 @@ void KernelPrimitive::eval_cpu(const std::vector<mx::array>& inputs,
     const mx::array& input = inputs[i];
     encoder.set_input_array(input);
     auto* address = const_cast<char*>(input.data<char>());
-    if (row_contiguous(input) || !launch.kernel->spec.ensure_row_contiguous) {
+    bool misplaced = launch.program->aligned && reinterpret_cast<uintptr_t>(address) % line;
+    if (row_contiguous(input) ? !misplaced : !launch.kernel->spec.ensure_row_contiguous) {
       task->buffers.push_back(address);
       pass_shape(infos[i], input);
     } else {
       mx::array copy(input.shape(), input.dtype(), nullptr, {});
-      allocate(copy);
+      allocate(copy, {}, launch.program->aligned);
       task->copies.push_back({address, copy.data<char>(), input.itemsize(), input.shape(),
                               input.strides()});
       address = copy.data<char>();
@@ -446,7 +448,7 @@ void KernelPrimitive::eval_cpu(const std::vector<mx::array>& inputs,
     pass_shape(infos[inputs_ + i], constant);
   }
   for (auto& output : outputs) {
-    if (!output.data_shared_ptr()) allocate(output, reads);
+    if (!output.data_shared_ptr()) allocate(output, reads, launch.program->aligned);
     encoder.set_output_array(output);
     task->buffers.push_back(output.data<char>());
     task->outputs.push_back(output.data<char>());

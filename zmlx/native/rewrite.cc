@@ -224,6 +224,7 @@ Rewritten rewrite(const std::string& metal_text, const RewriteOptions& options) 
   rewrite_address_spaces(unit);
   free_specialised_operators(unit);
   name_constructors(unit);
+  bool aligned = align_members(unit);
   free_anonymous_structs(unit);
   unwrap_literals(unit);
   fill_vectors(unit);
@@ -254,6 +255,7 @@ Rewritten rewrite(const std::string& metal_text, const RewriteOptions& options) 
   Rewritten result;
   result.text = before + printed.text + driver(unit.signature, unit.mode, unit.declarations, sites);
   result.collective = together;
+  result.aligned = aligned;
   result.line_map.assign(offset, 0);
   result.line_map.insert(result.line_map.end(), printed.lines.begin(), printed.lines.end());
   result.body_first_line = unit.place.body_first_line;

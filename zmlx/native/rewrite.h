@@ -21,6 +21,7 @@ struct RewriteOptions {
 struct Rewritten {
   std::string text;           // complete translation unit
   bool collective = false;    // uses barriers, simd_, quad_ or simdgroup_ functions
+  bool aligned = false;       // has structs that expect memory to start as on a GPU
   std::vector<int> line_map;  // per line of `text`: line of the Metal text, 0 for a generated one
   int body_first_line = 0;    // first line of the user's source inside the Metal text
   int source_lines = -1, header_lines = -1;

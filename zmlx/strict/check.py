@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 METAL_VERSION = 310
 
 _WIDER = re.compile(r"increases floating-point precision: (.*) to (.*)")
-_NARROW = re.compile(r"'(?:const |volatile )*float'(?: \(aka [^)]*\))? to '([^']*)'")
+_FLOAT = r"'(?:const |volatile )*float'"
+_NARROW = re.compile(rf"(?:{_FLOAT}(?: \(aka [^)]*\))?|'[^']*' \(aka {_FLOAT}\)) to '([^']*)'")
 
 
 @dataclass(frozen=True)

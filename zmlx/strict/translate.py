@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
-from .tokens import Outline
+from .tokens import Outline, tokenize
 
 ELEMENTS = (
     "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "bfloat", "float",
@@ -30,6 +31,11 @@ _SAID = (
 )
 _ATTRIBUTE = re.compile(rf"\[\[\s*{_SAID}(\s*,\s*{_SAID})*\s*\]\]")
 _HAS_HEADER = re.compile(r"__has_include\s*\(\s*<metal_(?!\w*tensor)\w+>\s*\)")
+_DEFINE = re.compile(r"^[ \t]*#[ \t]*define\b(?:[^\\\n]|\\.)*", re.MULTILINE | re.DOTALL)
+_ALIAS_MACRO = re.compile(
+    rf"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+(?:{'|'.join(sorted(VECTORS))})\b[ \t]*(?=\n|/[/*])",
+    re.MULTILINE,
+)
 _BFLOAT_LITERAL = re.compile(r"(\d[\d.']*([eE][+-]?\d+)?|\.\d+|0[xX].*[pP][+-]?\d+)(bf|BF)")
 _LITERAL = re.compile(r"(?:\d[\d']*\.[\d']*|\.\d[\d']*|\d[\d']*(?=[eE]))(?:[eE][+-]?\d+)?[fF]?")
 
@@ -208,11 +214,18 @@ def _constructors(edits: _Edits, outline: Outline) -> None:
                 brace = outline.tokens[last + 2]
                 edits.replace(brace.start, brace.end, f" = zk_make<{name}>(")
         i = max(last, i) + 1
+    for macro in _DEFINE.finditer(edits.text):
+        tokens = [t for t in tokenize(macro.group()) if t.directive]
+        for token, after in pairwise(tokens[3:]):
+            if token.text in VECTORS | aliases and after.text == "(":
+                start = macro.start() + token.start
+                edits.replace(start, start + len(token.text), f"zk_make<{token.text}>")
 
 
 def _maybe_vectors(outline: Outline) -> set[str]:
-    """Names of types in the text that may stand for a vector: aliases and template parameters."""
-    names: set[str] = set()
+    """Names of types in the text that may stand for a vector: aliases, macros of one word and
+    template parameters."""
+    names: set[str] = set(_ALIAS_MACRO.findall(outline.text))
     for i, token in enumerate(outline.tokens):
         after = outline[i + 1]
         parameter = token.text == "typename" and outline[i - 1] in ("<", ",")

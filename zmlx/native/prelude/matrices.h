@@ -31,6 +31,8 @@ struct matrix {
   constexpr METAL_FUNC zk_column& operator[](int c) { return columns[c]; }
   constexpr METAL_FUNC const zk_column& operator[](int c) const { return columns[c]; }
 };
+template <class T, int C, int R>
+inline constexpr unsigned zk_member_alignment<matrix<T, C, R>> = zk_member_alignment<vec<T, R>>;
 
 template <class T, int C, int R>
 METAL_FUNC matrix<T, C, R> operator+(matrix<T, C, R> a, matrix<T, C, R> b) {

@@ -220,6 +220,10 @@ struct matrix {
 };
 template <typename T, int C, int R> matrix<T, C, R> operator+(matrix<T, C, R>, matrix<T, C, R>);
 template <typename T, int C, int R> matrix<T, C, R> operator-(matrix<T, C, R>, matrix<T, C, R>);
+template <typename T, int C, int R>
+thread matrix<T, C, R>& operator+=(thread matrix<T, C, R>&, matrix<T, C, R>);
+template <typename T, int C, int R>
+thread matrix<T, C, R>& operator-=(thread matrix<T, C, R>&, matrix<T, C, R>);
 template <typename T, int C, int R, int N>
 matrix<T, N, R> operator*(matrix<T, C, R>, matrix<T, N, C>);
 template <typename T, int C, int R> vec<T, R> operator*(matrix<T, C, R>, vec<T, C>);
