@@ -194,6 +194,15 @@ def test_equal_elements_share_the_gradient(op, axis):
     np.testing.assert_allclose(np.array(got), np.array(want), rtol=1e-6)
 
 
+@pytest.mark.parametrize("axis", [0, None])
+def test_a_mean_of_more_halves_than_the_largest_half(axis):
+    """70000 as a half is infinite; 1 / 70000 is none that vanishes."""
+    x = mx.zeros((70000, 2), dtype=mx.float16)
+    gradient = mx.grad(lambda x: mean(x, axis).sum())(x)
+    want = mx.full(x.shape, 1 / (70000 if axis == 0 else 140000)).astype(mx.float16)
+    assert mx.array_equal(gradient, want)
+
+
 def test_gradients_of_two_launches():
     x = normal(3, 50000)
     for name in SEVERAL_AXES:
