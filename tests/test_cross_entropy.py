@@ -285,6 +285,20 @@ def test_a_loss_keeps_its_digits_far_from_0(offset):
         np.testing.assert_allclose(np.array(far), np.array(near), rtol=1e-6)
 
 
+def test_gradients_keep_their_digits_far_from_0():
+    """Also those of probabilities, which are what the logits lie below the log-sum-exp."""
+    logits, targets, _ = problem(10, 5, 40)
+    logits = mx.round(64 * logits) / 64
+    probabilities = mx.softmax(mx.random.normal((5, 40), key=mx.random.key(0)), axis=-1)
+    for given, argnums in ((targets, (0,)), (probabilities, (0, 1))):
+        near, far = (
+            mx.grad(lambda x, t: cross_entropy(x, t, reduction="sum"), argnums)(x, given)
+            for x in (logits, logits + 30000.0)
+        )
+        for got, want in zip(far, near, strict=True):
+            np.testing.assert_allclose(np.array(got), np.array(want), rtol=5e-6, atol=5e-7)
+
+
 def test_a_new_number_compiles_nothing():
     logits, targets, weights = problem(8, 6, 40)
 
