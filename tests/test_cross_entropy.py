@@ -290,9 +290,9 @@ def test_gradients_keep_their_digits_far_from_0():
     logits, targets, _ = problem(10, 5, 40)
     logits = mx.round(64 * logits) / 64
     probabilities = mx.softmax(mx.random.normal((5, 40), key=mx.random.key(0)), axis=-1)
-    for given, argnums in ((targets, (0,)), (probabilities, (0, 1))):
+    for wanted, argnums in ((targets, (0,)), (probabilities, (0, 1))):
         near, far = (
-            mx.grad(lambda x, t: cross_entropy(x, t, reduction="sum"), argnums)(x, given)
+            mx.grad(lambda x, t: cross_entropy(x, t, reduction="sum"), argnums)(x, wanted)
             for x in (logits, logits + 30000.0)
         )
         for got, want in zip(far, near, strict=True):

@@ -303,3 +303,6 @@ def test_axes_are_any_integers(name):
 def test_bad_ddof():
     with pytest.raises(TypeError, match=r"\[var\] 'ddof' must be an int but got float"):
         var(normal(3), ddof=1.0)
+    for huge in (2**63, -(10**400)):
+        with pytest.raises(ValueError, match=r"'ddof' must be in \(-2\^63, 2\^63\) but got"):
+            var(normal(3), ddof=huge)

@@ -222,6 +222,8 @@ def _spread_out(
     axes = named_axes(name, x, axis)
     check_flag(name, "keepdims", keepdims)
     ddof = check_integer(name, "ddof", ddof)
+    if not -(2**63) < ddof < 2**63:
+        raise ValueError(f"[{name}] 'ddof' must be in (-2^63, 2^63) but got {ddof}.")
     dtype = _inexact(x.dtype)
     if _is_plain(x):
         plain = mx.std if root else mx.var

@@ -54,7 +54,6 @@ _LSE = (Operand("lse", "per_row"), Operand("lse_low", "per_row"))
 _ARGUMENTS = (Argument("x"),)
 
 
-
 def lse_low(largest: str, log_total: str) -> Let:
     """By how much `lse`, their sum, was rounded. An lse that is far from 0 has few digits left for
     exp(x - lse), which is off by a factor exp(`lse_low`)."""
@@ -179,9 +178,7 @@ _DX_OF_LOG_SOFTMAX = PatternKernel(
     "log_softmax/dx",
     Rowwise(
         inputs=(_X, *_LSE, _DY, Operand("dlse", "per_row")),
-        passes=(
-            Pass((Reduce("total", "sum", "dy"),), (Let("g", f"(dlse - total) * {OF_LOW}"),)),
-        ),
+        passes=(Pass((Reduce("total", "sum", "dy"),), (Let("g", f"(dlse - total) * {OF_LOW}"),)),),
         outputs=(Output("dx", "dy + g * ZMLX_EXP_BOUNDED(x - lse)"),),
     ),
     (("x",),),
