@@ -234,18 +234,18 @@ def _backward(terms: Terms, wants_targets: bool) -> PatternKernel:
         kept += (Operand("mass", "per_row"),)
     outputs = [Output("dlogits", gradient_of_logit(terms, spread=terms.spread("D"), key="j"))]
     dtypes = [("logits",)]
+    slopes = tuple(Operand(n, "per_row") for n in ("dloss", "dlse"))
     if wants_targets:
-        factors = ["dloss"] + ["(1.0f - smoothing)"] * terms.smoothed
-        factors += ["class_weight"] * terms.weighted + ["((lse - z) + lse_low)"]
+        # The mass has a cotangent where the gradient of the logits, which takes it, has.
+        slopes += (Operand("dmass", "per_row"),)
+        factors = ["(dloss * ((lse - z) + lse_low) + dmass)"]
+        factors += ["(1.0f - smoothing)"] * terms.smoothed + ["class_weight"] * terms.weighted
         outputs.append(Output("dtargets", " * ".join(factors)))
         dtypes.append(("targets",))
     return PatternKernel(
         "cross_entropy/dlogits_dtargets" if wants_targets else "cross_entropy/dlogits",
         Rowwise(
-            inputs=(
-                *(terms.logits, terms.target, *terms.operands, *kept),
-                *(Operand("dloss", "per_row"), Operand("dlse", "per_row")),
-            ),
+            inputs=(terms.logits, terms.target, *terms.operands, *kept, *slopes),
             before=(*(() if terms.soft else ROW), *slope_of_row(terms, "D")),
             lets=terms.lets,
             outputs=tuple(outputs),
@@ -263,7 +263,8 @@ def forward(terms: Terms, with_lse: bool = False) -> PatternKernel:
         primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Sequence[int]
     ) -> list[mx.array | None]:
         wants_targets = terms.soft and 1 in wanted
-        result = _backward(terms, wants_targets)(*primals, *outputs[1:], *cotangents[:2])
+        slopes = (*cotangents[:2], *cotangents[3:] * wants_targets)
+        result = _backward(terms, wants_targets)(*primals, *outputs[1:], *slopes)
         found: list[mx.array | None] = [None] * len(primals)
         if wants_targets:
             found[0], found[1] = result
