@@ -183,6 +183,13 @@ def test_logsumexp_of_axes_that_repeat(axis):
         logsumexp(normal(2, 3), axis)
 
 
+def test_a_shapeless_gradient_over_several_axes_has_the_new_shape():
+    gradient = mx.compile(mx.grad(lambda x: logsumexp(x, None)), shapeless=True)
+    for shape in ((3, 5), (4, 7)):
+        x = normal(*shape)
+        close(gradient(x), mx.softmax(x.reshape(-1)).reshape(shape))
+
+
 def test_logsumexp_of_no_elements():
     np.testing.assert_array_equal(to_numpy(logsumexp(mx.zeros((2, 0)))), [-np.inf, -np.inf])
 

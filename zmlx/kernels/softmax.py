@@ -25,6 +25,7 @@ from ..arguments import FLOATING, Argument, check_axis, check_flag
 from ..codegen import Let, Operand, Output, Pass, Reduce, Rowwise
 from ..pattern import PatternKernel
 from ..registry import Op, Option, register
+from ..targets import cpu
 from ..transforms import Arrays
 from .axes import Axes, named_axes
 
@@ -262,6 +263,9 @@ def logsumexp(x: mx.array, axis: Axes = -1, keepdims: bool = False) -> mx.array:
         raise ValueError(
             f"[logsumexp] 'axis' must name different axes, at least one, but got {axis}."
         )
+    if len(axes) > 1 and cpu.maybe_tracing((x,)) == cpu.DYNAMIC:
+        # The gradient of MLX's flatten has the shape that was compiled.
+        return mx.logsumexp(x.astype(mx.float32), axis=axes, keepdims=keepdims).astype(x.dtype)
     others = [a for a in range(x.ndim) if a not in axes]
     lead = len(others)
     if [*others, *axes] != list(range(x.ndim)):
