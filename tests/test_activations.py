@@ -15,7 +15,7 @@ from zmlx.testing import to_numpy
 
 OPS = tuple(ops("activations"))
 EACH = pytest.mark.parametrize("op", OPS, ids=lambda o: o.name)
-EXTREMES = (88.0, -88.0, 100.0, -100.0, 1e4, -1e4, 1e20, -1e20, 0.0, -0.0)
+EXTREMES = (88.0, -88.0, 100.0, -100.0, 1e4, -1e4, 1e15, -1e15, 1e20, -1e20, -3e38, 0.0, -0.0)
 
 
 def gradient(function, *points):
@@ -60,6 +60,13 @@ def test_finite_where_mlx_is(op):
             fine[-2:] = False
         assert np.isfinite(got[fine]).all(), got
         np.testing.assert_allclose(got[fine], want[fine], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gelu_tanh", "mish"])
+def test_the_gradient_at_the_tails_is_that_of_the_asymptote(name):
+    """An exponential that is 0 is not multiplied by a power of x that is infinite."""
+    got = gradient(getattr(kernels, name), 1e15, 1e20, 3e38, -1e15, -1e20, -3e38)
+    np.testing.assert_allclose(np.array(got), [1.0, 1.0, 1.0, 0.0, 0.0, 0.0])
 
 
 @pytest.mark.parametrize("name", ["elu", "selu"])

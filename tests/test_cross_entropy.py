@@ -98,6 +98,27 @@ def test_probabilities_match_float64_in_both_gradients(options, weighted, seed):
           {**options, "ignore_index": None})  # fmt: skip
 
 
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.2, "z_loss": 0.1, "softcap": 2.0}])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradients_of_the_gradients_of_probabilities(weighted, options):
+    """The gradient of the logits takes the sum of a row's probabilities."""
+    logits, _, weights = problem(3, 4, 7)
+    targets = mx.random.uniform(shape=(4, 7), key=mx.random.key(3))
+
+    def second(function):
+        def loss(x, t):
+            return function(x, t, weights if weighted else None, reduction="sum", **options)
+
+        def norm(x, t):
+            return sum((g * g).sum() for g in mx.grad(loss, (0, 1))(x, t))
+
+        return mx.grad(norm, (0, 1))(logits, targets)
+
+    both = zip(second(cross_entropy), second(cross_entropy_reference), strict=True)
+    for got, want in both:
+        np.testing.assert_allclose(np.array(got), np.array(want), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_probabilities_equal_mlx(smoothing):
     logits, _, _ = problem(3, 6, 50)
@@ -283,6 +304,20 @@ def test_a_loss_keeps_its_digits_far_from_0(offset):
         near = cross_entropy(logits, targets, reduction="none", **options)
         far = cross_entropy(logits + offset, targets, reduction="none", **options)
         np.testing.assert_allclose(np.array(far), np.array(near), rtol=1e-6)
+
+
+def test_gradients_keep_their_digits_far_from_0():
+    """Also those of probabilities, which are what the logits lie below the log-sum-exp."""
+    logits, targets, _ = problem(10, 5, 40)
+    logits = mx.round(64 * logits) / 64
+    probabilities = mx.softmax(mx.random.normal((5, 40), key=mx.random.key(0)), axis=-1)
+    for wanted, argnums in ((targets, (0,)), (probabilities, (0, 1))):
+        near, far = (
+            mx.grad(lambda x, t: cross_entropy(x, t, reduction="sum"), argnums)(x, wanted)
+            for x in (logits, logits + 30000.0)
+        )
+        for got, want in zip(far, near, strict=True):
+            np.testing.assert_allclose(np.array(got), np.array(want), rtol=5e-6, atol=5e-7)
 
 
 def test_a_new_number_compiles_nothing():

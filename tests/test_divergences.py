@@ -118,6 +118,25 @@ def test_a_probability_of_0_counts_nothing_under_transforms(function, log_target
     assert all(np.isfinite(np.array(g)).all() for g in again)
 
 
+def test_a_mean_over_more_elements_than_float32_counts_one_by_one():
+    """A total of ones in float32 ends at 2^24."""
+    x, t = (mx.full((1 << 12, 1 << 13), value, dtype=mx.float16) for value in (-1.0, 0.5))
+    want = 0.5 * (np.log(0.5) + 1.0)
+    assert kl_div(x, t).item() == pytest.approx(want, rel=2e-3)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "batchmean"])
+@pytest.mark.parametrize("function", [kl_div, js_div])
+def test_a_shapeless_compile_divides_by_the_new_size(function, reduction):
+    def loss(x, t):
+        return function(x, t, reduction=reduction)
+
+    compiled = mx.compile(loss, shapeless=True)
+    for shape in ((2, 6), (5, 9)):
+        x, t = array(log_probabilities(*shape)), array(np.exp(log_probabilities(*shape)))
+        assert compiled(x, t).item() == pytest.approx(loss(x, t).item(), rel=1e-5)
+
+
 @pytest.mark.parametrize("beta", [0.1, 0.5, 0.9])
 def test_js_div_is_two_divergences_from_the_mixture(beta):
     q, p = np.exp(log_probabilities(4, 8)), np.exp(log_probabilities(4, 8))

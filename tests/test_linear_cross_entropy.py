@@ -234,6 +234,16 @@ def test_extreme_logits():
     np.testing.assert_allclose(np.array(loss), [0.0, np.log(2 + np.e) - 1], rtol=1e-6)
 
 
+def test_gradients_keep_their_digits_far_from_0():
+    hidden, weight, targets, bias, _ = problem(8, 5, 4, 50)
+    hidden, weight = mx.round(8 * hidden) / 8, mx.round(8 * weight) / 8  # exact logits
+    near, far = (
+        mx.grad(lambda b: linear_cross_entropy(hidden, weight, targets, b, chunk=20))(b)
+        for b in (mx.zeros_like(bias), mx.full(bias.shape, 30000.0))
+    )
+    np.testing.assert_allclose(np.array(far), np.array(near), rtol=5e-6, atol=5e-7)
+
+
 @pytest.mark.parametrize("chunk", [0, -4, 2.5, True, "8"])
 def test_a_bad_chunk_is_refused(chunk):
     hidden, weight, targets, _, _ = problem(8, 5, 4, 50)

@@ -96,6 +96,18 @@ def test_only_a_gradient_of_the_weight_is_worth_the_walk(walks):
     assert walks[-1].wanted == (True, True, True)
 
 
+def test_gradients_keep_their_digits_far_from_0(walks):
+    hidden, weight, targets, bias, _ = problem(5, 33, 4, 25)
+    hidden, weight = mx.round(8 * hidden) / 8, mx.round(8 * weight) / 8  # exact logits
+    near, far = (
+        mx.grad(lambda w, b: linear_cross_entropy(hidden, w, targets, b), (0, 1))(weight, b)
+        for b in (mx.zeros_like(bias), mx.full(bias.shape, 30000.0))
+    )
+    assert walks
+    for got, want in zip(far, near, strict=True):
+        np.testing.assert_allclose(np.array(got), np.array(want), rtol=5e-6, atol=5e-7)
+
+
 def test_few_rows_are_not_walked():
     assert ROWS.height(4095) == 0
     assert ROWS.height(4096) == 256

@@ -76,6 +76,12 @@ def test_a_constant_row_gives_the_bias_and_no_gradient():
     assert not np.array(dx).any()
 
 
+@pytest.mark.parametrize("eps", [0.0, 1e-20, 1e20])
+def test_an_eps_whose_square_is_no_float32_is_refused(eps):
+    with pytest.raises(ValueError, match=r"\[l2_norm\] 'eps' must be in \[1e-19, 1e19\] but got"):
+        l2_norm(normal(3, 4), eps)
+
+
 def test_a_row_shorter_than_eps_is_divided_by_eps():
     x = mx.array([[3e-4, 4e-4], [3.0, 4.0], [0.0, 0.0]])
     want = [[0.03, 0.04], [0.6, 0.8], [0, 0]]

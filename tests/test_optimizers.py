@@ -594,3 +594,9 @@ def test_a_missing_gradient_of_the_first_step_is_named(name):
         optimizer.apply_gradients({"a": mx.ones(3), "b": [None]}, {"a": mx.ones(3), "b": [1]})
     assert optimizer.state["step"].item() == 0
     assert "a" not in optimizer.state
+
+
+def test_a_step_without_a_float_is_refused():
+    x = mx.zeros((3,))
+    with pytest.raises(ValueError, match=r"\[adamw\] 'step' must be below 2\^63 but got"):
+        zmlx.kernels.adamw(x, x, x, x, step=10**400)

@@ -194,6 +194,15 @@ def test_equal_elements_share_the_gradient(op, axis):
     np.testing.assert_allclose(np.array(got), np.array(want), rtol=1e-6)
 
 
+@pytest.mark.parametrize("axis", [0, None])
+def test_a_mean_of_more_halves_than_the_largest_half(axis):
+    """70000 as a half is infinite; 1 / 70000 is none that vanishes."""
+    x = mx.zeros((70000, 2), dtype=mx.float16)
+    gradient = mx.grad(lambda x: mean(x, axis).sum())(x)
+    want = mx.full(x.shape, 1 / (70000 if axis == 0 else 140000)).astype(mx.float16)
+    assert mx.array_equal(gradient, want)
+
+
 def test_gradients_of_two_launches():
     x = normal(3, 50000)
     for name in SEVERAL_AXES:
@@ -294,3 +303,6 @@ def test_axes_are_any_integers(name):
 def test_bad_ddof():
     with pytest.raises(TypeError, match=r"\[var\] 'ddof' must be an int but got float"):
         var(normal(3), ddof=1.0)
+    for huge in (2**63, -(10**400)):
+        with pytest.raises(ValueError, match=r"'ddof' must be in \(-2\^63, 2\^63\) but got"):
+            var(normal(3), ddof=huge)

@@ -55,6 +55,20 @@ def test_a_shift_changes_nothing(op):
     close(op(x + 1024.0), op(x))
 
 
+@pytest.mark.parametrize("d", [70, 40001])
+@pytest.mark.parametrize("op", [log_softmax, logsumexp])
+def test_a_shift_changes_no_gradient(op, d):
+    """The log-sum-exp of logits that are far from 0 has lost the digits that exp(x - lse) needs."""
+    x = mx.round(normal(3, d) * 64) / 64
+
+    def gradient(x):
+        weights = mx.cos(mx.arange(op(x).size)).reshape(op(x).shape)
+        return to_numpy(mx.grad(lambda x: (weights * op(x)).sum())(x))
+
+    far, near = gradient(x + 32768.0), gradient(x)
+    np.testing.assert_allclose(far, near, rtol=2e-6, atol=2e-6 * np.abs(near).max())
+
+
 @pytest.mark.parametrize("op", [softmax, log_softmax, masked_softmax, sparsemax],
                          ids=lambda f: f.__name__)  # fmt: skip
 def test_a_permutation_of_the_elements_permutes_the_result(op):
@@ -167,6 +181,13 @@ def test_logsumexp_over_several_axes(axis, keepdims):
 def test_logsumexp_of_axes_that_repeat(axis):
     with pytest.raises(ValueError, match=r"\[logsumexp\] 'axis' must name different axes"):
         logsumexp(normal(2, 3), axis)
+
+
+def test_a_shapeless_gradient_over_several_axes_has_the_new_shape():
+    gradient = mx.compile(mx.grad(lambda x: logsumexp(x, None)), shapeless=True)
+    for shape in ((3, 5), (4, 7)):
+        x = normal(*shape)
+        close(gradient(x), mx.softmax(x.reshape(-1)).reshape(shape))
 
 
 def test_logsumexp_of_no_elements():

@@ -155,6 +155,15 @@ def check_number(op: str, name: str, value: Any) -> float:
         ) from None
 
 
+def check_not_negative(op: str, name: str, value: Any) -> float:
+    """`value` as a float that is at least 0 and finite, or an error."""
+    number = check_number(op, name, value)
+    if not 0 <= number < float("inf"):
+        wanted = "finite" if number > 0 else "at least 0"
+        raise ValueError(f"[{op}] '{name}' must be {wanted} but got {value}.")
+    return number
+
+
 def check_integer(op: str, name: str, value: Any, wanted: str = "an int") -> int:
     """`value` as an int, or an error, which says what is `wanted`."""
     try:

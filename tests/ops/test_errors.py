@@ -107,6 +107,18 @@ def test_floats_and_truth_are_no_integers(op, option, value):
         op.function(*values, **{**op.cases[1].options, option.name: value})
 
 
+WITH_EPS = [op for op in OPS if "eps" in {o.name for o in op.options}]
+
+
+@pytest.mark.parametrize("op", WITH_EPS, ids=lambda o: o.name)
+@pytest.mark.parametrize("eps", [-1e-5, float("nan"), float("inf")], ids=str)
+def test_an_eps_that_leaves_no_number(op, eps):
+    values = draw(op, op.cases[1], mx.float32)
+    pattern = re.escape(f"[{op.name}] 'eps' must be ") + rf".* but got {eps}\."
+    with pytest.raises(ValueError, match=pattern):
+        op.function(*values, **{**op.cases[1].options, "eps": eps})
+
+
 NUMERIC = [p for p in OPTIONS if type(p.values[1].default) is float]
 
 

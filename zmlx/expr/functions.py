@@ -47,9 +47,11 @@ _F = Function
 # Parts of derivatives. gelu_tanh is x sigmoid(u); with p = exp(-|u|) and q = 1 / (1 + p) the value
 # of sigmoid(u) is q or p q, its derivative p q²; |u| is written with arms, since abs has the
 # derivative 0 at 0, and these none of its kinks. mish is x n / (n + 2), n = e (e + 2), e = exp(x).
+# Where an exponential is 0 it is multiplied by x before x has a power or a factor that overflows.
 _U = "(1.5957691216057308 * (x + 0.044715 * cube(x)))"
 _P = f"exp(-({_U} < 0 ? -{_U} : {_U}))"
 _Q = f"(1 / (1 + {_P}))"
+_R = f"(x * ({_P} * square({_Q})))"
 _E = "exp(min(x, 20))"
 _N = f"({_E} * ({_E} + 2))"
 
@@ -101,7 +103,7 @@ _CALLS = (
     _F("gelu_tanh", "x", "zmlx_gelu_tanh",
        "0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x ** 3)))",
        (f"{_Q} * ({_U} < 0 ? {_P} : 1)"
-        f" + x * 1.5957691216057308 * (1 + 0.134145 * square(x)) * {_P} * square({_Q})",)),
+        f" + 1.5957691216057308 * ({_R} + 0.134145 * ({_R} * x * x))",)),
     _F("hypot", "x y", "hypot",
        "isinf(x) || isinf(y) ? inf : max(abs(x), abs(y)) == 0 ? 0 : max(abs(x), abs(y))"
        " * sqrt(square(x / max(abs(x), abs(y))) + square(y / max(abs(x), abs(y))))",
@@ -121,7 +123,7 @@ _CALLS = (
        "NaN if either is, unlike Metal's min"),
     _F("mish", "x", "zmlx_mish", "x * tanh(softplus(x))",
        (f"{_N} / ({_N} + 2)"
-        f" + 4 * min(x, 20) * {_E} * ({_E} + 1) / square({_N} + 2)",)),
+        f" + 4 * (min(x, 20) * {_E}) * ({_E} + 1) / square({_N} + 2)",)),
     _F("ndtr", "x", "zmlx_ndtr", "(1 + erf(x * 0.7071067811865476)) / 2",
        ("0.3989422804014327 * exp(-0.5 * square(x))",), "the normal distribution function"),
     _F("pow", "x y", "pow", "power",

@@ -7,7 +7,7 @@ arXiv:1512.00567), z-loss (Chowdhery et al. 2022, arXiv:2204.02311), softcap (Ge
 arXiv:2408.00118), class weights, and probabilities as targets.
 
 Bytes: the forward reads the logits and writes one loss per row; the backward reads the logits and
-writes their gradient. The log-sum-exp, one float32 per row, is kept between them, so that the
+writes their gradient. The log-sum-exp, two float32 per row, is kept between them, so that the
 backward needs no reduction.
 """
 
@@ -245,7 +245,7 @@ register(
         ),
         outputs=("()",),
         reads_backward=("logits", "targets"),
-        statistics=1,
+        statistics=2,
         torch="F.cross_entropy(logits.float(), targets.long(), weight=class_weights)",
         cases=(
             Case((3,), {"V": 1}, "one class: the loss is 0"),

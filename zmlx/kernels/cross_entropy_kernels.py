@@ -10,7 +10,8 @@ weights w (1 if none are given) and label smoothing s:
     dx_j = dz_j · (1 - (z_j / softcap)²)
 
 With probabilities q as targets w_t · [j = t] becomes w_j · q_j. Numbers are inputs; which options
-are on is text. The log-sum-exp of a row is kept for the backward, which then needs no reduction.
+are on is text. The log-sum-exp of a row, and by how much it was rounded, is kept for the backward,
+which then needs no reduction.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ..arguments import FLOATING, INDICES, Argument
 from ..codegen import Check, Let, Operand, Output, Pass, Reduce, Rowwise
 from ..pattern import PatternKernel
 from ..transforms import Arrays
+from .softmax import OF_LOW, lse_low
 
 LOGITS = Argument("logits", "(*, V)")
 TARGETS = Argument("targets", "(*)", INDICES, differentiable=False, values="0 … V-1, or ignored")
@@ -35,7 +37,10 @@ PROBABILITIES = Argument("targets", "(*, V)", FLOATING)
 #: matters, lse - z is not.
 LSE_PASS = Pass(
     (Reduce("total", "sum_exp", "z", peak="largest"),),
-    (Let("log_total", "log(total)"), Let("lse", "largest + log_total")),
+    (
+        *(Let("log_total", "log(total)"), Let("lse", "largest + log_total")),
+        lse_low("largest", "log_total"),
+    ),
 )
 AWAY = "((largest - {z}) + log_total)"
 
@@ -161,7 +166,8 @@ def counted(value: str) -> str:
 
 def _forward_pattern(terms: Terms, keeps: bool) -> Rowwise:
     inputs = (terms.logits, terms.target, *terms.operands)
-    outputs = [Output("kept_lse", "lse", "per_row")] if keeps else []
+    kept = (("kept_lse", "lse"), ("kept_low", "lse_low"))
+    outputs = [Output(name, value, "per_row") for name, value in kept] if keeps else []
     if terms.soft:
         sums = (
             Reduce("mass", "sum", "share"),
@@ -209,37 +215,37 @@ def gradient_of_logit(terms: Terms, *, spread: str, key: str) -> str:
 def slope_of_row(terms: Terms, classes: str) -> tuple[Let, ...]:
     """The lets that `gradient_of_logit` needs."""
     if terms.soft:
-        return (Let("slope", f"dlse + dloss * ({terms.slope(classes)})"),)
+        return (Let("slope", f"(dlse + dloss * ({terms.slope(classes)})) * {OF_LOW}"),)
     hit = f"g * ({terms.hit})" if terms.hit != "1.0f" else "g"
     slope = terms.slope(classes)
     value = "dloss" if slope == "1.0f" else f"dloss * ({slope})"
     return (
         Let("g", counted("dloss")),
         Let("hit", hit),
-        Let("slope", f"dlse + ({counted(value)})"),
+        Let("slope", f"(dlse + ({counted(value)})) * {OF_LOW}"),
     )
 
 
 @cache
 def _backward(terms: Terms, wants_targets: bool) -> PatternKernel:
     """dlogits, and the gradient of probabilities if that is wanted."""
-    kept: tuple[Operand, ...] = (Operand("lse", "per_row"),)
+    kept: tuple[Operand, ...] = (Operand("lse", "per_row"), Operand("lse_low", "per_row"))
     if terms.soft:
         kept += (Operand("mass", "per_row"),)
     outputs = [Output("dlogits", gradient_of_logit(terms, spread=terms.spread("D"), key="j"))]
     dtypes = [("logits",)]
+    slopes = tuple(Operand(n, "per_row") for n in ("dloss", "dlse"))
     if wants_targets:
-        factors = ["dloss"] + ["(1.0f - smoothing)"] * terms.smoothed
-        factors += ["class_weight"] * terms.weighted + ["(lse - z)"]
+        # The mass has a cotangent where the gradient of the logits, which takes it, has.
+        slopes += (Operand("dmass", "per_row"),)
+        factors = ["(dloss * ((lse - z) + lse_low) + dmass)"]
+        factors += ["(1.0f - smoothing)"] * terms.smoothed + ["class_weight"] * terms.weighted
         outputs.append(Output("dtargets", " * ".join(factors)))
         dtypes.append(("targets",))
     return PatternKernel(
         "cross_entropy/dlogits_dtargets" if wants_targets else "cross_entropy/dlogits",
         Rowwise(
-            inputs=(
-                *(terms.logits, terms.target, *terms.operands, *kept),
-                *(Operand("dloss", "per_row"), Operand("dlse", "per_row")),
-            ),
+            inputs=(terms.logits, terms.target, *terms.operands, *kept, *slopes),
             before=(*(() if terms.soft else ROW), *slope_of_row(terms, "D")),
             lets=terms.lets,
             outputs=tuple(outputs),
@@ -257,7 +263,8 @@ def forward(terms: Terms, with_lse: bool = False) -> PatternKernel:
         primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Sequence[int]
     ) -> list[mx.array | None]:
         wants_targets = terms.soft and 1 in wanted
-        result = _backward(terms, wants_targets)(*primals, *outputs[1:], *cotangents[:2])
+        slopes = (*cotangents[:2], *cotangents[3:] * wants_targets)
+        result = _backward(terms, wants_targets)(*primals, *outputs[1:], *slopes)
         found: list[mx.array | None] = [None] * len(primals)
         if wants_targets:
             found[0], found[1] = result
@@ -267,7 +274,7 @@ def forward(terms: Terms, with_lse: bool = False) -> PatternKernel:
 
     header = msl.header_for("ZMLX_FAIL")
     arguments = (LOGITS, PROBABILITIES if terms.soft else TARGETS)
-    stored = 3 if terms.soft else 2
+    stored = 4 if terms.soft else 3
     training = PatternKernel(
         "cross_entropy/training",
         _forward_pattern(terms, keeps=True),

@@ -25,6 +25,7 @@ from ..codegen import Elementwise, Let, Operand, Output, Pass, Reduce, Rowwise
 from ..metal import scalar
 from ..pattern import PatternKernel
 from ..registry import Case, Op, Option, register
+from ..targets import cpu
 from ..transforms import Arrays
 from .loss_reductions import REDUCTIONS, check_reduction, reduced
 
@@ -173,6 +174,15 @@ def _forward(name: str, log_target: bool, rows: bool) -> PatternKernel:
 _ARGUMENTS = (Argument("input", "(...)"), Argument("target", "(...)"))
 
 
+def _count(x: mx.array, reduction: str) -> int | mx.array:
+    """What a mean divides by; counted from the elements, not in float32, where a shapeless compile
+    may change the shape."""
+    if cpu.maybe_tracing((x,)) != cpu.DYNAMIC:
+        return x.size if reduction == "mean" else x.shape[0]
+    ones = mx.ones_like(x).astype(mx.int32)
+    return ones.sum() if reduction == "mean" else ones.sum(axis=0).max()
+
+
 def _call(
     name: str,
     input: mx.array,
@@ -188,12 +198,9 @@ def _call(
     dtype = mx.result_type(input.dtype, target.dtype)
     if rows:
         # A row is summed in its kernel; the mean is over elements, and so divides once more.
-        total = reduced(loss, "sum")
-        if reduction == "mean":
-            total = total / mx.ones_like(input).astype(mx.float32).sum()
-        elif reduction == "batchmean" and input.ndim:
-            total = total / input.shape[0]
-        loss = total
+        loss = reduced(loss, "sum")
+        if reduction != "sum":
+            loss = loss / _count(input, reduction)
     return loss.astype(dtype)  # type: ignore[no-any-return]
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import mlx.core as mx
 
 from .. import launch
-from ..arguments import Argument, check, check_flag, check_integer, check_number
+from ..arguments import Argument, check, check_flag, check_integer, check_not_negative
 from ..autograd import sum_chunks
 from ..body import BodyKernel
 from ..metal import scalar
@@ -147,7 +147,7 @@ def group_norm(
     check_flag("group_norm", "pytorch_compatible", pytorch_compatible)
     grouping = Grouping(groups, not pytorch_compatible, weight is not None, bias is not None)
     given = tuple(a for a in (weight, bias) if a is not None)
-    arrays = (x, *given, scalar(check_number("group_norm", "eps", eps)))
+    arrays = (x, *given, scalar(check_not_negative("group_norm", "eps", eps)))
     if not x.size:
         return normed_and_statistics(grouping, *arrays)[0]
     return _forward(grouping, _on_cpu())(*arrays)[0]  # type: ignore[no-any-return]

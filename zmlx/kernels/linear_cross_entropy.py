@@ -167,7 +167,7 @@ def linear_cross_entropy(
         )
         return walk.loss(*inputs, *last)
     height, width = block(rows[0].shape[0] if rows[0].ndim == 2 else 1, classes, chunk)
-    loss, lse = Blocks(chunk_terms, height, width, products, wanted)(*inputs)
+    loss, lse, _ = Blocks(chunk_terms, height, width, products, wanted)(*inputs)
     loss = reduced(loss, reduction, counts).astype(dtype)
     if flat:
         loss = loss.reshape(lead) if reduction == "none" else loss
@@ -197,7 +197,7 @@ register(
         paper="Hsu et al. 2024, arXiv:2410.10989; Wijmans et al. 2024, arXiv:2411.09009",
         unfused=_unfused,
         reads_backward=("hidden", "weight", "targets"),
-        statistics=1,
+        statistics=2,
         flops="2 * rows * D * V",
         torch="F.cross_entropy(F.linear(hidden, weight, bias).float().reshape(-1, len(weight)), "
         "targets.long().reshape(-1), weight=class_weights)",

@@ -103,8 +103,8 @@ class Blocks:
         inputs += [some["softcap"]] if "softcap" in some else []
         return some["weight"][start:stop].astype(self.dtype), inputs
 
-    def forward(self, *inputs: mx.array) -> tuple[mx.array, mx.array]:
-        """Loss and log-sum-exp of every row."""
+    def forward(self, *inputs: mx.array) -> Arrays:
+        """Loss and log-sum-exp of every row, and by how much that was rounded."""
         some = self.split([mx.stop_gradient(x) for x in inputs])
         rows, classes = some["hidden"].shape[0], some["weight"].shape[0]
         lowest = mx.full((rows,), mx.finfo(mx.float32).min, dtype=mx.float32)
@@ -140,7 +140,7 @@ class Blocks:
         wants_hidden, wants_weight, wants_bias = self.wanted
         per_row = [some["row_weight"]] if "row_weight" in some else []
         further = [some[x.name] for x in self.chunk.numbers[len(per_row) :]]
-        blocks = self.parts(some, *per_row, outputs[1], *cotangents)
+        blocks = self.parts(some, *per_row, *outputs[1:], *cotangents[:2])
         split = 2 + len(per_row)
         dhidden: list[mx.array | None] = [None] * len(blocks)
         dweight = mx.zeros(weight.shape, dtype=weight.dtype) if wants_weight else None
@@ -204,10 +204,10 @@ class Blocks:
             loss = loss + some["z_scale"] * lse * lse
         ignored = (targets == some["ignore"]) & (some["ignore"].astype(mx.int64) != NOTHING)
         loss = mx.where(ignored, 0.0, mx.where(valid, loss, mx.nan))
-        return [loss, lse]
+        return [loss, lse, mx.zeros_like(lse)]
 
     def __call__(self, *inputs: mx.array) -> Sequence[mx.array]:
-        """Loss and log-sum-exp of every row, differentiable."""
+        """What `forward` gives, differentiable."""
         if launch.settings().target == "reference":
             return self.reference(*inputs)
         tracing = cpu.maybe_tracing(inputs)

@@ -28,6 +28,7 @@ from .cross_entropy_kernels import (
     gradient_of_logit,
     slope_of_row,
 )
+from .softmax import lse_low
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def accumulate(chunk: ChunkTerms) -> PatternKernel:
 
 @cache
 def finish(chunk: ChunkTerms) -> PatternKernel:
-    """Loss and log-sum-exp of every row, from what is carried."""
+    """Loss and log-sum-exp of every row, and by how much that was rounded, from what is carried."""
     terms = chunk.terms
     away = "((peak - score) + log_total)"
     value = f"{terms.hit} * {away}" if terms.hit != "1.0f" else away
@@ -155,10 +156,17 @@ def finish(chunk: ChunkTerms) -> PatternKernel:
         "linear_cross_entropy/finish",
         Elementwise(
             tuple(operands),
-            (Output("loss", counted(value), "full"), Output("kept_lse", "lse", "full")),
-            (*_VALID, Let("log_total", "log(total)"), Let("lse", "peak + log_total")),
+            (
+                Output("loss", counted(value), "full"),
+                Output("kept_lse", "lse", "full"),
+                Output("kept_low", "lse_low", "full"),
+            ),
+            (
+                *(*_VALID, Let("log_total", "log(total)"), Let("lse", "peak + log_total")),
+                lse_low("peak", "log_total"),
+            ),
         ),
-        (mx.float32, mx.float32),
+        (mx.float32, mx.float32, mx.float32),
     )
 
 
@@ -166,7 +174,7 @@ def finish(chunk: ChunkTerms) -> PatternKernel:
 def gradient(chunk: ChunkTerms) -> PatternKernel:
     """The gradient of a chunk of logits."""
     spread = chunk.terms.spread("classes")
-    rows = (Operand("lse", "per_row"), Operand("dloss", "per_row"), Operand("dlse", "per_row"))
+    rows = tuple(Operand(n, "per_row") for n in ("lse", "lse_low", "dloss", "dlse"))
     return PatternKernel(
         "linear_cross_entropy/dlogits",
         Rowwise(

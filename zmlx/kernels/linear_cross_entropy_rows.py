@@ -96,14 +96,14 @@ class Rows(Blocks):
             for rows_of, more in columns:
                 logits.append(h @ rows_of.T)
                 carried = take(logits[-1], target, *more, *carried)
-            loss, lse = end(target, some["ignore"], scalar(classes), *carried, *own)
+            loss, *lse = end(target, some["ignore"], scalar(classes), *carried, *own)
             losses.append(loss)
             dhidden: mx.array | None = None
             for start, (rows_of, more) in zip(starts, columns, strict=True):
                 chunk = slice(start, start + self.width)
                 # One chunk is done with when the next one turns.
                 z = after(logits.pop(0), [dweight])
-                dlogits = turn(z, target, *more, *own, lse, dloss[here], zeros[here])
+                dlogits = turn(z, target, *more, *own, *lse, dloss[here], zeros[here])
                 if self.wanted[0]:
                     dhidden = plus(dhidden, dlogits @ rows_of)
                 dweight = dweight.at[chunk].add(dlogits.T @ h)

@@ -19,7 +19,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..arguments import check_number
+from ..arguments import check_not_negative, check_number
 from ..metal import scalar
 from ..registry import COUNTS_ELEMENTS, ROWS, Case, Op, Option, register
 from .norm_kernels import Norm, forward
@@ -110,12 +110,13 @@ class Variants:
             arrays += (weight,)
         if bias is not None:
             arrays += (bias,)
-        return kernel(*arrays, scalar(check_number(self._norm.op, "eps", eps)), *scalars)
+        return kernel(*arrays, scalar(check_not_negative(self._norm.op, "eps", eps)), *scalars)
 
 
 _RMS_NORM = Variants("rms_norm", "rms")
 _LAYER_NORM = Variants("layer_norm", "layer")
 _L2_NORM = Variants("l2_norm", "l2")
+_SHORTEST, _LONGEST = 1e-19, 1e19
 _ADD_RMS_NORM = Variants("add_rms_norm", "rms", residual=True)
 _ADD_LAYER_NORM = Variants("add_layer_norm", "layer", residual=True)
 
@@ -168,12 +169,15 @@ def l2_norm(x: mx.array, eps: float = 1e-12) -> mx.array:
 
     Args:
         x: (*, D) in float32, float16 or bfloat16; computed in float32.
-        eps: what shorter rows are divided by, at least 1e-19, so that its square is a float32.
+        eps: what shorter rows are divided by, in [1e-19, 1e19], so that its square is a float32.
 
     Returns:
         An array of x's shape and dtype. Gradient for x, which is dy / eps in a shorter row.
     """
-    return _L2_NORM((x,), None, None, eps)  # type: ignore[no-any-return]
+    number = check_number("l2_norm", "eps", eps)
+    if not _SHORTEST <= number <= _LONGEST:
+        raise ValueError(f"[l2_norm] 'eps' must be in [1e-19, 1e19] but got {eps}.")
+    return _L2_NORM((x,), None, None, number)  # type: ignore[no-any-return]
 
 
 def add_rms_norm(

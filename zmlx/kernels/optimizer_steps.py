@@ -22,7 +22,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..arguments import Argument, check_flag, check_number, check_size
+from ..arguments import Argument, check_flag, check_not_negative, check_number, check_size
 from ..codegen import Elementwise, Let, Operand, Output
 from ..metal import scalar
 from ..packed import PackedKernel
@@ -222,7 +222,10 @@ def adamw(
     """
     b1, b2 = check_betas("adamw", betas)
     step = None if step is None else check_size("adamw", "step", step)
-    _check("adamw", learning_rate=learning_rate, eps=eps, weight_decay=weight_decay)
+    if step is not None and step >= 2**63:
+        raise ValueError(f"[adamw] 'step' must be below 2^63 but got {step}.")
+    check_not_negative("adamw", "eps", eps)
+    _check("adamw", learning_rate=learning_rate, weight_decay=weight_decay)
     c1, c2 = _corrections((b1, b2), step)
     numbers = (1.0, learning_rate * c1, 1 - learning_rate * weight_decay, c2,
                b1, 1 - b1, b2, 1 - b2, eps)  # fmt: skip

@@ -21,7 +21,7 @@ from typing import Any
 import mlx.core as mx
 
 from .. import launch
-from ..arguments import Argument, check, check_number
+from ..arguments import Argument, check, check_not_negative
 from ..autograd import sum_chunks
 from ..body import BodyKernel, Plan, constant
 from ..metal import KernelSpec, scalar
@@ -274,8 +274,8 @@ def qk_norm_rope(
     if freqs is not None:
         frequencies = mx.stop_gradient(frequencies)
     return _forward(turn.rotation)(  # type: ignore[no-any-return]
-        q, k, q_weight, k_weight, scalar(check_number(op, "eps", eps)), start, frequencies, *rest,
-        _ONE,
+        q, k, q_weight, k_weight, scalar(check_not_negative(op, "eps", eps)), start, frequencies,
+        *rest, _ONE,
     )  # fmt: skip
 
 

@@ -180,7 +180,9 @@ def _total(name: str, x: mx.array, axis: Axes, keepdims: bool, mean: bool) -> mx
         return fold(name, "sum", results, p, x, (dtype,), scalars, "float" if mean else "")[0]
 
     def rule(primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Any) -> Arrays:
-        dy = cotangents[0] / p.elements if mean else cotangents[0]
+        dy = cotangents[0]
+        if mean:  # in float32, since the number of elements may be infinite as a half
+            dy = (dy.astype(mx.float32) / p.elements).astype(dy.dtype)
         return (_like_x(dy, p, primals[0]),)
 
     traced = cpu.maybe_tracing((x,)) and mx.issubdtype(x.dtype, mx.floating)
@@ -220,6 +222,8 @@ def _spread_out(
     axes = named_axes(name, x, axis)
     check_flag(name, "keepdims", keepdims)
     ddof = check_integer(name, "ddof", ddof)
+    if not -(2**63) < ddof < 2**63:
+        raise ValueError(f"[{name}] 'ddof' must be in (-2^63, 2^63) but got {ddof}.")
     dtype = _inexact(x.dtype)
     if _is_plain(x):
         plain = mx.std if root else mx.var

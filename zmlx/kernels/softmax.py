@@ -8,9 +8,9 @@ Bytes: the forward reads x and writes y, where y of logsumexp is one value per r
 fits in registers, or in the cache of a CPU, maximum and sum take a walk each over what was kept of
 x, and softmax keeps the exponentials for y. Of a longer one they come from one walk, which rescales
 the sum whenever the maximum grows (Milakov & Gimelshein 2018, arXiv:1805.02867). The backward of
-softmax reads y and dy and writes dx; that of the others reads x, dy and one float32 per row that
-the forward keeps, the log-sum-exp, because in half precision y itself is too coarse to take exp(y)
-of.
+softmax reads y and dy and writes dx; that of the others reads x, dy and two float32 per row that
+the forward keeps, the log-sum-exp and by how much it was rounded (which x far from 0 would see),
+because in half precision y itself is too coarse to take exp(y) of.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ..arguments import FLOATING, Argument, check_axis, check_flag
 from ..codegen import Let, Operand, Output, Pass, Reduce, Rowwise
 from ..pattern import PatternKernel
 from ..registry import Op, Option, register
+from ..targets import cpu
 from ..transforms import Arrays
 from .axes import Axes, named_axes
 
@@ -50,8 +51,18 @@ def log_softmax_reference(x: mx.array, axis: int = -1, *, xp: Any = mx) -> Any:
 # ---- kernels ------------------------------------------------------------------------------------
 
 _X, _Y, _DY = Operand("x"), Operand("y"), Operand("dy")
-_LSE = Operand("lse", "per_row")
+_LSE = (Operand("lse", "per_row"), Operand("lse_low", "per_row"))
 _ARGUMENTS = (Argument("x"),)
+
+
+def lse_low(largest: str, log_total: str) -> Let:
+    """By how much `lse`, their sum, was rounded. An lse that is far from 0 has few digits left for
+    exp(x - lse), which is off by a factor exp(`lse_low`)."""
+    return Let("lse_low", f"isinf(lse) ? 0.0f : ({largest} - lse) + {log_total}")
+
+
+#: The factor of exp(x - lse) that makes up for the rounding of lse.
+OF_LOW = "exp(0.0f - lse_low)"
 
 #: Maximum and sum in one walk.
 _ONE_WALK = Reduce("total", "sum_exp", "x", peak="largest")
@@ -104,8 +115,8 @@ _SOFTMAX = PatternKernel(
 _DX_OF_LOGSUMEXP = PatternKernel(
     "logsumexp/dx",
     Rowwise(
-        inputs=(_X, _LSE, Operand("dy", "per_row"), Operand("dlse", "per_row")),
-        before=(Let("g", "dy + dlse"),),
+        inputs=(_X, *_LSE, Operand("dy", "per_row"), Operand("dlse", "per_row")),
+        before=(Let("g", f"(dy + dlse) * {OF_LOW}"),),
         outputs=(Output("dx", "g * ZMLX_EXP_BOUNDED(x - lse)"),),
     ),
     (("x",),),
@@ -116,7 +127,7 @@ _DX_OF_LOGSUMEXP = PatternKernel(
 def _logsumexp_vjp(
     primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Sequence[int]
 ) -> tuple[mx.array]:
-    return (_DX_OF_LOGSUMEXP(primals[0], outputs[1], *cotangents),)
+    return (_DX_OF_LOGSUMEXP(primals[0], *outputs[1:], *cotangents[:2]),)
 
 
 #: Log-sum-exp in two walks, and in one. An infinite maximum is not taken off, so that a row of -inf
@@ -125,24 +136,31 @@ _TWO_WALKS = (
     Pass((Reduce("largest", "max", "x"),), (Let("shift", "isinf(largest) ? 0.0f : largest"),)),
     Pass(
         (Reduce("total", "sum", "ZMLX_EXP_BOUNDED(x - shift)"),),
-        (Let("rest", "log(total)"), Let("lse", "shift + rest")),
+        (Let("rest", "log(total)"), Let("lse", "shift + rest"), lse_low("shift", "rest")),
     ),
 )
 _LSE_PASS = Pass(
     (_ONE_WALK,),
-    (Let("shift", "largest"), Let("rest", "log(total)"), Let("lse", "shift + rest")),
+    (
+        *(Let("shift", "largest"), Let("rest", "log(total)"), Let("lse", "shift + rest")),
+        lse_low("shift", "rest"),
+    ),
 )
 
 
 def _with_lse(name: str, output: Output, vjp: Any) -> PatternKernel:
     """A kernel of x and its log-sum-exp, whose training form stores that too."""
-    stored = (output, Output("kept_lse", "lse", "per_row"))
+    stored = (
+        output,
+        Output("kept_lse", "lse", "per_row"),
+        Output("kept_low", "lse_low", "per_row"),
+    )
 
     def kernel(name: str, passes: tuple[Pass, ...], keep: tuple[str, ...], **more: Any) -> Any:
         training = PatternKernel(
             f"{name}/training",
             Rowwise((_X,), stored, passes, keep=keep),
-            (("x",), mx.float32),
+            (("x",), mx.float32, mx.float32),
             vjp=vjp,
         )
         pattern = Rowwise((_X,), (output,), passes, keep=keep)
@@ -160,8 +178,8 @@ _LOGSUMEXP = _with_lse("logsumexp", Output("y", "lse", "per_row"), _logsumexp_vj
 _DX_OF_LOG_SOFTMAX = PatternKernel(
     "log_softmax/dx",
     Rowwise(
-        inputs=(_X, _LSE, _DY, Operand("dlse", "per_row")),
-        passes=(Pass((Reduce("total", "sum", "dy"),), (Let("g", "dlse - total"),)),),
+        inputs=(_X, *_LSE, _DY, Operand("dlse", "per_row")),
+        passes=(Pass((Reduce("total", "sum", "dy"),), (Let("g", f"(dlse - total) * {OF_LOW}"),)),),
         outputs=(Output("dx", "dy + g * ZMLX_EXP_BOUNDED(x - lse)"),),
     ),
     (("x",),),
@@ -171,7 +189,7 @@ _DX_OF_LOG_SOFTMAX = PatternKernel(
 def _log_softmax_vjp(
     primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Sequence[int]
 ) -> tuple[mx.array]:
-    return (_DX_OF_LOG_SOFTMAX(primals[0], outputs[1], *cotangents),)
+    return (_DX_OF_LOG_SOFTMAX(primals[0], *outputs[1:], *cotangents[:2]),)
 
 
 # x - shift is exact where it matters, x - lse is not.
@@ -245,6 +263,9 @@ def logsumexp(x: mx.array, axis: Axes = -1, keepdims: bool = False) -> mx.array:
         raise ValueError(
             f"[logsumexp] 'axis' must name different axes, at least one, but got {axis}."
         )
+    if len(axes) > 1 and cpu.maybe_tracing((x,)) == cpu.DYNAMIC:
+        # The gradient of MLX's flatten has the shape that was compiled.
+        return mx.logsumexp(x.astype(mx.float32), axis=axes, keepdims=keepdims).astype(x.dtype)
     others = [a for a in range(x.ndim) if a not in axes]
     lead = len(others)
     if [*others, *axes] != list(range(x.ndim)):
@@ -282,7 +303,7 @@ register(
         arguments=_ARGUMENTS,
         options=(_AXIS,),
         reads_backward=("x",),
-        statistics=1,
+        statistics=2,
         torch="F.log_softmax(x, axis)",
     )
 )
@@ -302,7 +323,7 @@ register(
         outputs=("(*)",),
         baseline=mx.logsumexp,
         reads_backward=("x",),
-        statistics=1,
+        statistics=2,
         torch="torch.logsumexp(x, axis)",
     )
 )

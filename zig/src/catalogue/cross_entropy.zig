@@ -20,10 +20,13 @@ pub const CrossEntropyOptions = struct {
 pub const Loss = struct {
     loss: Array,
     lse: Array,
+    /// By how much the log-sum-exp was rounded.
+    lse_low: Array,
 
     pub fn deinit(l: Loss) void {
         l.loss.deinit();
         l.lse.deinit();
+        l.lse_low.deinit();
     }
 };
 
@@ -58,13 +61,14 @@ pub fn crossEntropyTraining(
     try table.check("cross_entropy", &.{ logits, targets, null });
     const ignore = try ignored(options);
     defer ignore.deinit();
-    var outputs: [2]Array = undefined;
+    var outputs: [3]Array = undefined;
     try context.run(entropy("training"), &.{ logits, targets, ignore }, &outputs);
     defer outputs[0].deinit();
-    errdefer outputs[1].deinit();
+    errdefer for (outputs[1..]) |output| output.deinit();
     return .{
         .loss = try reduced(context, outputs[0], logits, targets, ignore, options),
         .lse = outputs[1],
+        .lse_low = outputs[2],
     };
 }
 
@@ -129,7 +133,7 @@ pub fn crossEntropyBackward(
     defer none.deinit();
     return context.one(
         entropy("dlogits"),
-        &.{ logits, targets, ignore, loss.lse, rows, none },
+        &.{ logits, targets, ignore, loss.lse, loss.lse_low, rows, none },
     );
 }
 
