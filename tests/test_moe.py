@@ -263,6 +263,13 @@ def test_normalized_weights_of_vanishing_sigmoids_are_their_ratios(geometry):
     np.testing.assert_allclose(to_numpy(again), 2 * w, rtol=2e-5, atol=1e-30)
 
 
+def test_groups_of_no_rows_in_plain_mlx():
+    gate = partial(topk_gating, top_k=2, n_groups=4, topk_groups=2)
+    with zmlx.target("reference"):
+        assert [x.shape for x in gate(mx.zeros((0, 8)))] == [(0, 2)] * 2
+    assert [x.shape for x in mx.vmap(gate)(mx.zeros((3, 0, 8)))] == [(3, 0, 2)] * 2
+
+
 def test_the_bias_chooses_and_has_no_gradient():
     logits, bias = normal(6, 10), normal(10, seed=1)
     dbias = mx.grad(lambda b: topk_gating(logits, b, top_k=3)[0].max(axis=-1).sum())(bias)

@@ -272,6 +272,9 @@ def test_reprs_say_what_there_is_and_what_runs():
         "QuantizedSwitchLinear(input_dims=32, output_dims=16, num_experts=4, bias=True, "
         "group_size=32, bits=4, mode=affine)"
     )
+    experts = nn.SwitchGLU(64, 64, 4)
+    mnn.quantize(experts, mode="mxfp4")
+    assert repr(experts).startswith("SwitchGLU(runs=zmlx")
 
 
 @pytest.mark.parametrize(
@@ -307,3 +310,21 @@ def test_checked_values_raise(monkeypatch):
     monkeypatch.setattr(zmlx.checks, "ENABLED", True)
     with pytest.raises(ValueError, match=r"\[SwitchGLU\] 'indices' must be in \[0, 4\) but got 9"):
         nn.SwitchGLU(8, 16, 4)(mx.zeros((1, 8)), mx.array([[9]]))
+
+
+def test_checked_values_do_not_keep_a_layer_from_being_traced(monkeypatch):
+    layer, x, indices = nn.SwitchGLU(8, 16, 4), mx.ones((3, 8)), mx.zeros((3, 2), mx.int32)
+    want = layer(x, indices)
+    monkeypatch.setattr(zmlx.checks, "ENABLED", True)
+    assert mx.allclose(mx.compile(layer)(x, indices), want).item()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("make", [nn.MoE, nn.SwitchGLU])
+def test_no_tokens_have_gradients(make, bias):
+    layer = make(8, 16, 4, bias=bias)
+    indices = [mx.zeros((0, 2), mx.int32)] if make is nn.SwitchGLU else []
+    loss = mnn.value_and_grad(layer, lambda x: layer(x, *indices).sum())
+    value, gradients = loss(mx.zeros((0, 8)))
+    assert value.item() == 0
+    assert not any(mx.any(g).item() for _, g in tree_flatten(gradients))

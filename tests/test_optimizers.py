@@ -1,5 +1,7 @@
 """Fused optimizers: MLX's trajectories, MLX's state, few launches."""
 
+import subprocess
+import sys
 from functools import partial
 
 import mlx.core as mx
@@ -600,3 +602,55 @@ def test_a_step_without_a_float_is_refused():
     x = mx.zeros((3,))
     with pytest.raises(ValueError, match=r"\[adamw\] 'step' must be below 2\^63 but got"):
         zmlx.kernels.adamw(x, x, x, x, step=10**400)
+
+
+@pytest.mark.parametrize("gradients", [{"a": mx.ones((4,))}, {"a": mx.ones((3,)), "b": mx.ones(2)}])
+def test_a_first_step_that_is_refused_leaves_no_state(gradients):
+    optimizer = optimizers.AdamW(1e-3)
+    parameters = {"a": mx.ones((3,))}
+    with pytest.raises(ValueError, match=r"\[AdamW\] '(gradients|parameters)' must"):
+        optimizer.apply_gradients(gradients, parameters)
+    assert sorted(optimizer.state) == ["learning_rate", "step"]
+    new = optimizer.apply_gradients({"a": mx.ones((3,))}, parameters)["a"]
+    assert mx.all(new < 1).item()
+
+
+@pytest.mark.parametrize("fused", [None, False])
+def test_a_schedule_may_return_a_number(fused):
+    optimizer = optimizers.SGD(lambda step: 0.5, fused=fused)
+    assert isinstance(optimizer.learning_rate, mx.array)
+    assert (
+        optimizer.apply_gradients({"a": mx.ones(2)}, {"a": mx.ones(2)})["a"].tolist() == [0.5] * 2
+    )
+    assert isinstance(optimizer.learning_rate, mx.array)
+
+
+@pytest.mark.parametrize("rate", [mx.ones((2,)), None])
+def test_a_rate_that_is_no_number_is_refused_before_the_step(rate):
+    message = r"\[SGD\] 'learning_rate' must be a number but got (array|NoneType)"
+    with pytest.raises(TypeError, match=message):
+        optimizers.SGD(lambda step: rate)
+    rates = iter([mx.array(0.5), rate, mx.array(0.5)])
+    optimizer = optimizers.SGD(lambda step: next(rates), momentum=0.9)
+    one = {"a": mx.ones((2,))}
+    optimizer.init(one)
+    with pytest.raises(TypeError, match=message):
+        optimizer.apply_gradients(one, one)
+    assert optimizer.step.item() == 0
+    assert not mx.any(optimizer.state["a"]["v"]).item()
+    assert optimizer.apply_gradients(one, one)["a"].tolist() == [0.5, 0.5]
+
+
+def test_max_norm_makes_integer_gradients_float32_as_clipping_does():
+    one = {"a": mx.ones((4,), mx.int32)}
+    clipped, _ = optimizers.clip_by_global_norm(one, 1.0)
+    want = optimizers.SGD(0.5).apply_gradients(clipped, {"a": mx.ones((4,))})["a"]
+    found = optimizers.SGD(0.5, max_norm=1.0).apply_gradients(one, {"a": mx.ones((4,))})["a"]
+    assert mx.array_equal(found, want)
+
+
+def test_docstrings_are_of_each_class_and_not_needed():
+    assert "weight_decay_mask" not in optimizers.Adam.__doc__
+    assert "weight_decay_mask" in optimizers.AdamW.__doc__
+    run = [sys.executable, "-OO", "-c", "import zmlx.optimizers"]
+    assert subprocess.run(run, capture_output=True).returncode == 0

@@ -63,7 +63,9 @@ def topk_gating_reference(
     if bias is not None:
         choice = choice + xp.stop_gradient(bias)
     if n_groups > 1:
-        grouped = choice.reshape(*choice.shape[:-1], n_groups, -1)
+        # The width is not left to MLX, which finds none where there are no rows.
+        width = choice.shape[-1] // n_groups
+        grouped = choice.reshape(*choice.shape[:-1], n_groups, width)
         best = xp.sort(grouped, axis=-1)[..., -(2 if group_score == "top2" else 1) :]
         order = xp.argsort(-xp.sum(best, axis=-1), axis=-1)[..., : topk_groups or n_groups]
         # Whether a group is among the chosen: (…, chosen, groups) → (…, groups, 1).

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import mlx.core as mx
 
 from .. import kernels, launch
+from ..arguments import FLOATING
 from ..choice import use_kernel
 
 #: Choices from which on tokens are sorted, as in mlx-lm: below it few of them share an expert.
@@ -46,6 +48,8 @@ class Experts:
 def each(experts: Experts, x: mx.array, indices: mx.array) -> mx.array:
     """(*, D) tokens and (*, k) experts of each → (*, k, D), what they return."""
     indices = mx.stop_gradient(indices)
+    if indices.size == 0:
+        return _nothing(experts, x, indices)
     if not _sorts(experts, x, indices):
         return _plain(experts, x, indices)
     y, routing = _by_expert(experts, x, indices)
@@ -57,11 +61,21 @@ def each(experts: Experts, x: mx.array, indices: mx.array) -> mx.array:
 def combined(experts: Experts, x: mx.array, weights: mx.array, indices: mx.array) -> mx.array:
     """(*, D) tokens, (*, k) weights and experts → (*, D), the weighted sum of what they return."""
     indices = mx.stop_gradient(indices)
+    if indices.size == 0:
+        return _nothing(experts, x, indices).sum(axis=-2)
     if _sorts(experts, x, indices):
         y, routing = _by_expert(experts, x, indices)
         return kernels.moe_combine(y, weights, routing.positions, routing.order)
     y = _plain(experts, x, indices)
     return (y * weights[..., None]).sum(axis=-2).astype(y.dtype)
+
+
+def _nothing(experts: Experts, x: mx.array, indices: mx.array) -> mx.array:
+    """What experts return for no choice: the gradients of MLX's `gather_mm` need one."""
+    held = [p.dtype for p in experts.down.values() if isinstance(p, mx.array)]
+    dtypes = [dtype for dtype in held if dtype in FLOATING]
+    dtype = x.dtype if experts.fused else reduce(mx.result_type, dtypes, x.dtype)
+    return mx.zeros((*indices.shape, x.shape[-1]), dtype)
 
 
 def _sorts(experts: Experts, x: mx.array, indices: mx.array) -> bool:

@@ -12,6 +12,7 @@ import mlx.nn as mnn
 from .. import checks
 from ..arguments import FLOATING, INDICES, check_array, check_size
 from ..choice import choice
+from ..targets import cpu
 from . import functional as F
 from .choosing import TYPICAL_ROWS
 from .expert_rows import Experts, each
@@ -245,7 +246,9 @@ class SwitchGLU(mnn.Module):
 
     def _extra_repr(self) -> str:
         width = self.down_proj.output_dims
-        dtype = next(p for p in self.down_proj.values() if p.dtype in FLOATING).dtype
+        # Microscaling modes have no floating parameter.
+        floating = (p.dtype for p in self.down_proj.values() if p.dtype in FLOATING)
+        dtype = next(floating, mx.float32)
         return f"runs={choice(self.experts().op(), (TYPICAL_ROWS, width), dtype).runs}"
 
     def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
@@ -270,7 +273,7 @@ class SwitchGLU(mnn.Module):
                 f"{tuple(indices.shape)}."
             )
         count = self.down_proj.num_experts
-        if checks.ENABLED:
+        if checks.ENABLED and not cpu.maybe_tracing((indices,)):
             values: Any = indices.reshape(-1).tolist()
             for value in values:
                 if not 0 <= value < count:

@@ -93,13 +93,14 @@ def clip_by_global_norm(gradients: Any, max_norm: float) -> tuple[Any, mx.array]
     factor = clip_factor(norm, limit)
     fused = launch.settings().target != "reference"
     some = [i for i, x in enumerate(leaves) if fused and x.dtype in FLOATING]
-    done = [x if i in set(some) else _scale(x, factor) for i, x in enumerate(leaves)]
+    done = [x if i in set(some) else clipped(x, factor) for i, x in enumerate(leaves)]
     for i, x in zip(some, scaled([leaves[i] for i in some], factor.reshape(1)), strict=True):
         done[i] = x
     rest = iter(done)
     return tree_map(lambda _: next(rest), gradients), norm
 
 
-def _scale(x: mx.array, factor: mx.array) -> mx.array:
+def clipped(x: mx.array, factor: mx.array) -> mx.array:
+    """x times the factor by MLX; integers become float32."""
     y = x * factor
     return y.astype(x.dtype) if mx.issubdtype(x.dtype, mx.inexact) else y

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx.optimizers import Optimizer
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_map
 
 from .. import launch
 from ..arguments import FLOATING, check_flag, check_number
 from ..packed import PackedKernel
-from .clip import check_max_norm, clip_factor, global_norm
+from .clip import check_max_norm, clip_factor, clipped, global_norm
 
 Mask = Callable[[str, mx.array], bool]
 
@@ -93,6 +93,8 @@ class Fused(Optimizer):
         self.moment_dtype = moment_dtype
         self.weight_decay_mask = weight_decay_mask
         self.max_norm = None if max_norm is None else check_max_norm(name, max_norm)
+        for scheduled in self._schedulers:
+            self.state[scheduled] = self._scheduled(scheduled, self.state[scheduled])
         #: Parameters updated by kernels and by MLX, and launches, counted when a step is built.
         self.statistics = {"fused": 0, "plain": 0, "launches": 0}
 
@@ -118,16 +120,18 @@ class Fused(Optimizer):
         """The parameters after a step, in the tree of the gradients; the state is updated.
 
         Raises:
-            ValueError: a gradient has no parameter or no state, or their shapes differ.
+            ValueError: a gradient has no parameter or no state, or their shapes differ; the state
+                is as it was.
         """
         if not self._initialized:
-            given: Any = tree_flatten(gradients)
-            for path, gradient in given:
-                self._check_array("gradients", gradient, path)
+            # The state of a step that is refused would not fit the next one.
+            for _ in self._leaves("", gradients, parameters, ()):
+                pass
             self.init(gradients)
-        leaves = list(self._leaves("", gradients, parameters, self.state))
-        for name, scheduler in self._schedulers.items():
-            self.state[name] = scheduler(self.step)
+        leaves = list(self._leaves("", gradients, parameters, (self.state,)))
+        numbers = {"learning_rate": self.learning_rate}
+        numbers |= {name: scheduler(self.step) for name, scheduler in self._schedulers.items()}
+        self.state.update({name: self._scheduled(name, x) for name, x in numbers.items()})
         self.state["step"] = self.step + 1
         clip = None
         if self.max_norm is not None:
@@ -181,7 +185,7 @@ class Fused(Optimizer):
         self.statistics["plain"] += 1
         gradient = leaf.gradient
         if clip is not None:
-            gradient = (gradient * clip).astype(gradient.dtype)
+            gradient = clipped(gradient, clip)
         with self._without_decay(not self._decays(leaf)):
             return self.apply_single(gradient, leaf.parameter, leaf.state)
 
@@ -218,13 +222,18 @@ class Fused(Optimizer):
             leaves[i].state.update(zip(self._moments, moments, strict=True))
         return [new for new, *_ in outputs]
 
-    def _rate(self) -> mx.array:
-        rate = self.learning_rate
-        return rate if isinstance(rate, mx.array) else mx.array(rate, dtype=mx.float32)
+    def _scheduled(self, name: str, value: Any) -> mx.array:
+        """A number of the state as a 0-d array, or an error."""
+        if isinstance(value, mx.array) and value.ndim == 0:
+            return value
+        return mx.array(check_number(type(self).__name__, name, value), dtype=mx.float32)
 
     # ---- the tree
 
-    def _leaves(self, path: str, gradients: Any, parameters: Any, state: Any) -> Iterator[Leaf]:
+    def _leaves(
+        self, path: str, gradients: Any, parameters: Any, state: tuple[Any, ...]
+    ) -> Iterator[Leaf]:
+        """The leaves, checked; `state` is () where there is none yet."""
         if isinstance(gradients, (dict, list, tuple)):
             items = gradients.items() if isinstance(gradients, dict) else enumerate(gradients)
             for key, gradient in items:
@@ -233,12 +242,11 @@ class Fused(Optimizer):
                     inner,
                     gradient,
                     self._child("parameters", parameters, key, inner),
-                    self._child("state", state, key, inner),
+                    tuple(self._child("state", tree, key, inner) for tree in state),
                 )
             return
-        leaf = Leaf(path, gradients, parameters, state)
-        self._check(leaf)
-        yield leaf
+        self._check(path, gradients, parameters, state)
+        yield Leaf(path, gradients, parameters, state[0] if state else {})
 
     def _child(self, argument: str, tree: Any, key: Any, path: str) -> Any:
         try:
@@ -251,27 +259,27 @@ class Fused(Optimizer):
                 f"[{type(self).__name__}] '{argument}' {what} but got none at {path}."
             ) from None
 
-    def _check(self, leaf: Leaf) -> None:
+    def _check(self, path: str, gradient: Any, parameter: Any, state: tuple[Any, ...]) -> None:
         name = type(self).__name__
-        self._check_array("gradients", leaf.gradient, leaf.path)
-        self._check_array("parameters", leaf.parameter, leaf.path)
-        found = {"gradients": leaf.gradient}
-        if not isinstance(leaf.state, Mapping):
-            raise ValueError(
-                f"[{name}] 'state' must have the tree of the gradients but got "
-                f"{type(leaf.state).__name__} at {leaf.path}."
-            )
-        for moment in self._moments:
-            if moment not in leaf.state:
+        self._check_array("gradients", gradient, path)
+        self._check_array("parameters", parameter, path)
+        found = {"gradients": gradient}
+        for held in state:
+            if not isinstance(held, Mapping):
                 raise ValueError(
-                    f"[{name}] 'state' must hold {moment} but got "
-                    f"{sorted(leaf.state)} at {leaf.path}."
+                    f"[{name}] 'state' must have the tree of the gradients but got "
+                    f"{type(held).__name__} at {path}."
                 )
-            found[f"state {moment}"] = leaf.state[moment]
+            for moment in self._moments:
+                if moment not in held:
+                    raise ValueError(
+                        f"[{name}] 'state' must hold {moment} but got {sorted(held)} at {path}."
+                    )
+                found[f"state {moment}"] = held[moment]
         for what, x in found.items():
-            if x.shape != leaf.parameter.shape:
+            if x.shape != parameter.shape:
                 raise ValueError(
-                    f"[{name}] '{what}' must have shape {leaf.parameter.shape} at {leaf.path} "
+                    f"[{name}] '{what}' must have shape {parameter.shape} at {path} "
                     f"but got {x.shape}."
                 )
 

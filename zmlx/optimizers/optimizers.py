@@ -26,8 +26,7 @@ _OPTIONS = """
     Args:
         moment_dtype: dtype of the moments, such as float32 for bfloat16 parameters; arithmetic is
             in float32 and a parameter keeps its dtype. None: the parameter's dtype, as in MLX.
-        weight_decay_mask: of the path ("layers.0.norm.weight") and the parameter, whether it
-            decays. None: all do.
+@MASK@
         max_norm: bound of the joint norm of the gradients, which are scaled inside the step. An
             optimizer in a `MultiOptimizer` sees its own parameters only.
         fused: None takes kernels on the CPU and MLX's step on a GPU, where kernels do not work in
@@ -37,12 +36,21 @@ _OPTIONS = """
     many parameters took the kernel; see `Fused` for which do. Learning rate, betas, eps and step
     are inputs of the kernel: a schedule compiles nothing.
 """
+_MASK = """\
+        weight_decay_mask: of the path ("layers.0.norm.weight") and the parameter, whether it
+            decays. None: all do.
+"""
+
+
+def _documented(doc: str | None, mask: str = _MASK) -> str:
+    """The docstring, which `python -OO` leaves out, and the options."""
+    return (doc or "") + _OPTIONS.replace("@MASK@\n", mask)
 
 
 class Adam(Fused, MLXAdam):
     """`mlx.optimizers.Adam` with a fused step."""
 
-    __doc__ += _OPTIONS
+    __doc__ = _documented(__doc__, mask="")
 
     weight_decay = 0.0
 
@@ -71,7 +79,7 @@ class Adam(Fused, MLXAdam):
 
     def _numbers(self, decays: bool) -> Numbers:
         b1, b2 = self.betas
-        rate = self._rate()
+        rate = self.learning_rate
         kept = 1 - rate * self.weight_decay if decays and self.weight_decay else mx.array(1.0)
         step_size, root = rate, mx.array(1.0)
         if self.bias_correction:
@@ -85,7 +93,7 @@ class Adam(Fused, MLXAdam):
 class AdamW(Adam, MLXAdamW):
     """`mlx.optimizers.AdamW` with a fused step."""
 
-    __doc__ += _OPTIONS
+    __doc__ = _documented(__doc__)
 
     def __init__(
         self,
@@ -111,7 +119,7 @@ class AdamW(Adam, MLXAdamW):
 class Lion(Fused, MLXLion):
     """`mlx.optimizers.Lion` with a fused step."""
 
-    __doc__ += _OPTIONS
+    __doc__ = _documented(__doc__)
 
     def __init__(
         self,
@@ -137,7 +145,7 @@ class Lion(Fused, MLXLion):
 
     def _numbers(self, decays: bool) -> Numbers:
         b1, b2 = self.betas
-        rate = self._rate()
+        rate = self.learning_rate
         # MLX leaves a negative decay out.
         kept = 1 - rate * self.weight_decay if decays and self.weight_decay > 0 else mx.array(1.0)
         return [rate, kept], (b1, 1 - b1, b2, 1 - b2)
@@ -147,7 +155,7 @@ class SGD(Fused, MLXSGD):
     """`mlx.optimizers.SGD` with a fused step. Its weight decay is an L2 penalty: a part of the
     gradient."""
 
-    __doc__ += _OPTIONS
+    __doc__ = _documented(__doc__)
 
     def __init__(
         self,
@@ -179,10 +187,10 @@ class SGD(Fused, MLXSGD):
     def _numbers(self, decays: bool) -> Numbers:
         decay = self.weight_decay if decays else 0.0
         if self.momentum <= 0:
-            return [self._rate()], (decay,)
+            return [self.learning_rate], (decay,)
         # MLX leaves a negative dampening out.
         rest = 1 - max(self.dampening, 0.0)
-        return [self._rate()], (decay, self.momentum, rest)
+        return [self.learning_rate], (decay, self.momentum, rest)
 
 
 def _one_minus_power(base: float, step: mx.array) -> mx.array:
