@@ -59,6 +59,23 @@ def test_a_file_of_another_format_is_refused(tmp_path):
         Result.read(path)
 
 
+@pytest.mark.parametrize("text", ["", '{"a": 1', "[1, 2]", '{"format": 1}', "\xff"])
+def test_a_file_that_holds_no_results_is_named(text, tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(ValueError, match=r"result\.json' must hold results of format 1 but got"):
+        Result.read(path)
+
+
+def test_a_file_with_damaged_rows_is_named(tmp_path):
+    path = tmp_path / "result.json"
+    outcome(made()).write(path)
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "rows": [{"op": "rms_norm"}]}))
+    with pytest.raises(ValueError, match=r"result\.json' must hold .* other fields: 'anchor'"):
+        Result.read(path)
+
+
 def test_an_update_replaces_what_was_measured_again_and_keeps_the_rest():
     old = outcome(made(op="softmax"), made(bytes=1), overheads=(Overhead("import", 3.0, "ms"),))
     new = outcome(made(bytes=2), overheads=(Overhead("import", 4.0, "ms"),))
@@ -433,6 +450,9 @@ def test_unknown_op_is_refused_with_the_names(capsys):
         ("--page", "no-such-file.json"),
         ("rms_norm", "--update"),
         ("rms_norm", "--json", "no-such-folder/results.json"),
+        ("rms_norm", "--json", "."),
+        ("rms_norm", "--plot", "no-such-folder/picture.svg"),
+        ("--page", "."),
         ("model", "--rounds", "0"),
     ],
 )

@@ -217,6 +217,17 @@ def test_a_reader_that_stops_early_is_no_error(arguments):
     assert not errors
 
 
+def test_a_closed_output_is_no_error():
+    # The shell's `>&-`, after which sys.stdout is None.
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" -m zmlx list >&-', sys.executable],
+        cwd=Path(__file__).parents[1],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_terminal_without_greek_gets_the_rest():
     done = subcommand("list", PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
@@ -245,6 +256,7 @@ def test_the_doctor_calls_a_target_that_does_not_run_a_problem():
 @pytest.mark.parametrize("arguments, message", [
     (("check", "silo"), "no op or family is called 'silo'; did you mean silu"),
     (("list", "softmax", "--page"), "'--page' must be given alone"),
+    (("demo", "--steps", "1", "--out", "/dev/null/x"), "'--out' must name a folder to write into"),
     (("bench", "silu", "--compare", "/nowhere.json"), "'--compare' must name a file but got"),
 ])  # fmt: skip
 def test_wrong_usage_is_said_in_a_line(arguments, message, capsys):

@@ -401,3 +401,35 @@ def test_run_without_the_file_says_so(tmp_path):
     done = run(str(tmp_path / "nothing.py"))
     assert done.returncode == 2
     assert "no file is called" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["nothing_here", "nothing_here.inside", "json.nothing", ".json"])
+def test_run_without_the_module_says_so(name):
+    done = run("-m", name)
+    assert done.returncode == 2
+    assert done.stderr == f"[run] no module is called {name!r}.\n"
+
+
+def test_run_serves_threads_and_exit_handlers_after_the_last_line(tmp_path):
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent("""
+        import atexit, sys, threading
+        import mlx.core as mx
+
+        def compute(*_):
+            kernel = mx.fast.metal_kernel(
+                name="k", input_names=["x"], output_names=["y"], source="y[0] = x[0] + 1;")
+            (y,) = kernel(inputs=[mx.array([41.0])], grid=(1, 1, 1), threadgroup=(1, 1, 1),
+                          output_shapes=[(1,)], output_dtypes=[mx.float32])
+            print(int(y.item()), sys.argv[1:])
+
+        def late():
+            threading.main_thread().join()
+            compute()
+
+        atexit.register(compute)
+        threading.Thread(target=late).start()
+    """)
+    )
+    done = run(str(tmp_path / "script.py"), "word")
+    assert done.stdout == "42 ['word']\n" * 2, done.stderr

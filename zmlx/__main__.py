@@ -69,7 +69,7 @@ def _console() -> int:
             stream.reconfigure(errors="replace")
     try:
         status = main()
-        sys.stdout.flush()
+        print(end="", flush=True)  # sys.stdout is None where it was closed from the start
     except BrokenPipeError:
         # As in `… | head`: nobody wants the rest, not even what is still buffered.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

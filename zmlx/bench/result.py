@@ -135,7 +135,7 @@ class Result:
                 lines.append(f' "{name}": {json.dumps(_rounded(value))}')
         # A run that is cut off leaves the last complete file.
         part = path.with_name(path.name + ".part")
-        part.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        part.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
         os.replace(part, path)
 
     def updated(self, new: Result) -> Result:
@@ -166,21 +166,31 @@ class Result:
 
     @classmethod
     def read(cls, path: Path) -> Result:
-        """What `write` wrote."""
-        document = json.loads(path.read_text())
-        if document.get("format") != FORMAT:
-            raise ValueError(
-                f"[bench] '{path}' must hold results of format {FORMAT} but got "
-                f"{document.get('format')}."
+        """What `write` wrote.
+
+        Raises:
+            OSError: if the file cannot be read.
+            ValueError: if it holds anything else.
+        """
+        wanted = f"[bench] '{path}' must hold results of format {FORMAT} but got"
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{wanted} no JSON: {error}.") from None
+        found = document.get("format") if isinstance(document, dict) else type(document).__name__
+        if found != FORMAT:
+            raise ValueError(f"{wanted} {found}.")
+        try:
+            return cls(
+                document["environment"],
+                _summaries(document["anchors"]),
+                tuple(_row(r) for r in document["rows"]),
+                tuple(Overhead(**o) for o in document["overheads"]),
+                tuple(_row(r) for r in document["sweep"]),
+                tuple(_model_row(r) for r in document.get("models", ())),
             )
-        return cls(
-            document["environment"],
-            _summaries(document["anchors"]),
-            tuple(_row(r) for r in document["rows"]),
-            tuple(Overhead(**o) for o in document["overheads"]),
-            tuple(_row(r) for r in document["sweep"]),
-            tuple(_model_row(r) for r in document.get("models", ())),
-        )
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"{wanted} other fields: {error}.") from error
 
 
 def _rounded(value: Any) -> Any:

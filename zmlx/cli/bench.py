@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.self_test:
             return _self_test()
         return _measure(arguments)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, IsADirectoryError, PermissionError) as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -133,6 +133,10 @@ def _measure(arguments: argparse.Namespace) -> int:
     old = Result.read(arguments.compare) if arguments.compare else None
     if arguments.plot and arguments.plot.suffix != ".svg":
         raise ValueError(f"[bench] '--plot' must name an .svg file but got '{arguments.plot}'.")
+    for option in ("json", "plot"):  # before minutes of measuring
+        path = getattr(arguments, option)
+        if path and (path.is_dir() or not path.parent.is_dir()):
+            raise ValueError(f"[bench] '--{option}' must name a file in a folder but got '{path}'.")
     wants_rows = bool(names) or not arguments.names
     tasks, sweep = _tasks(arguments, names) if wants_rows else ([], [])
     plan = _plan(arguments)
@@ -179,8 +183,6 @@ def _store(arguments: argparse.Namespace) -> Callable[[Any], None]:
         if arguments.update:
             raise ValueError("[bench] '--update' must come with '--json' but got none.")
         return lambda result: None
-    if not path.parent.is_dir():
-        raise ValueError(f"[bench] '--json' must name a file in a folder but got '{path}'.")
     old = Result.read(path) if arguments.update and path.exists() else None
     return lambda result: (old.updated(result) if old else result).write(path)
 

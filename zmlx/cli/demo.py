@@ -41,6 +41,15 @@ def run(arguments: argparse.Namespace) -> int:
     if steps < 1:
         print(f"[demo] '--steps' must be at least 1 but got {steps}.", file=sys.stderr)
         return 2
+    try:
+        arguments.out.mkdir(parents=True, exist_ok=True)  # before minutes of training
+    except OSError as error:
+        print(
+            f"[demo] '--out' must name a folder to write into but got '{arguments.out}': "
+            f"{error.strerror}.",
+            file=sys.stderr,
+        )
+        return 2
     rows = rows_here()
     common = Settings(openblas=False, kernels=False, steps=steps, stop=steps)
     tokens = common.batch * common.context

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import itertools
 import runpy
 import sys
 from pathlib import Path
@@ -18,23 +20,33 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the script under `install(claim_metal=True)`; returns 0, or 2 if there is no such file.
-    What the script raises, an exit too, goes on to the caller."""
+    """Runs the script after `install(claim_metal=True)`; returns 0, or 2 if there is no such file
+    or module. What the script raises, an exit too, goes on to the caller."""
     import zmlx
 
     if not arguments.module and not Path(arguments.script).is_file():
         print(f"[run] no file is called {arguments.script!r}.", file=sys.stderr)
         return 2
-    kept = sys.argv, list(sys.path)
     sys.argv = [arguments.script, *arguments.arguments]
     # As `python SCRIPT` and `python -m MODULE` do.
     sys.path[0] = "" if arguments.module else str(Path(arguments.script).resolve().parent)
-    try:
-        with zmlx.install(claim_metal=True):
-            if arguments.module:
-                runpy.run_module(arguments.script, run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(arguments.script, run_name="__main__")
-    finally:
-        sys.argv, sys.path[:] = kept
+    if arguments.module and not _is_module(arguments.script):
+        print(f"[run] no module is called {arguments.script!r}.", file=sys.stderr)
+        return 2
+    # For good: threads and exit handlers of the script run after its last line.
+    zmlx.install(claim_metal=True)
+    if arguments.module:
+        runpy.run_module(arguments.script, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(arguments.script, run_name="__main__")
     return 0
+
+
+def _is_module(name: str) -> bool:
+    for parent in itertools.accumulate(name.split("."), "{}.{}".format):
+        try:
+            if importlib.util.find_spec(parent) is None:
+                return False
+        except (ModuleNotFoundError, ValueError):
+            return False
+    return True
