@@ -454,6 +454,9 @@ def test_unknown_op_is_refused_with_the_names(capsys):
         ("rms_norm", "--plot", "no-such-folder/picture.svg"),
         ("--page", "."),
         ("model", "--rounds", "0"),
+        ("model", "--dtype", "float32"),
+        ("overhead", "--shape", "4"),
+        ("overhead", "--rounds", "3"),
     ],
 )
 def test_wrong_usage_ends_with_2(arguments, capsys):

@@ -41,8 +41,8 @@ def select(names: Sequence[str]) -> list[Op]:
     for name in names:
         if name not in known:
             raise ValueError(
-                f"[bench] an op or family must be one of {', '.join(sorted(known))} but got "
-                f"{name!r}."
+                f"[bench] what to measure must be model, overhead or an op or family of "
+                f"{', '.join(sorted(known))} but got {name!r}."
             )
     return [op for op in catalogue if not names or {op.name, op.family} & set(names)]
 

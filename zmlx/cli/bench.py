@@ -138,6 +138,8 @@ def _measure(arguments: argparse.Namespace) -> int:
         if path and (path.is_dir() or not path.parent.is_dir()):
             raise ValueError(f"[bench] '--{option}' must name a file in a folder but got '{path}'.")
     wants_rows = bool(names) or not arguments.names
+    if not wants_rows:
+        _check_no_options_of_ops(arguments)
     tasks, sweep = _tasks(arguments, names) if wants_rows else ([], [])
     plan = _plan(arguments)
     store = _store(arguments)
@@ -174,6 +176,25 @@ def _measure(arguments: argparse.Namespace) -> int:
     return 1 if failed or any(row.error for row in (*result.rows, *result.sweep)) else 0
 
 
+def _check_no_options_of_ops(arguments: argparse.Namespace) -> None:
+    given = {
+        "dtype": arguments.dtype,
+        "mode": arguments.mode,
+        "shape": arguments.shape,
+        "all-shapes": arguments.all_shapes,
+        "variant": arguments.variant,
+        "geometry": arguments.geometry == "gpu",
+        "plot": arguments.plot,
+        "rounds": arguments.rounds and "model" not in arguments.names,
+    }
+    for option, value in given.items():
+        if value:
+            raise ValueError(
+                f"[bench] '--{option}' must come with an op or a family but got "
+                f"{', '.join(arguments.names)}."
+            )
+
+
 def _store(arguments: argparse.Namespace) -> Callable[[Any], None]:
     """What writes a result to `--json`, with the rows that were there where `--update` says so."""
     from zmlx.bench.result import Result
@@ -195,9 +216,8 @@ def _plan(arguments: argparse.Namespace) -> Any:
     names = tuple(arguments.variant or NAMES)
     for name in names:
         if name not in NAMES:
-            raise ValueError(
-                f"[bench] '--variant' must be one of {', '.join(NAMES)} but got {name!r}."
-            )
+            known = ", ".join(map(repr, NAMES))
+            raise ValueError(f"[bench] '--variant' must be one of {known} but got {name!r}.")
     if arguments.geometry == "cpu":
         names = tuple(n for n in names if n != GPU_GEOMETRY)
     rounds = arguments.rounds

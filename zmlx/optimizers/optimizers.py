@@ -25,7 +25,8 @@ _OPTIONS = """
 
     Args:
         moment_dtype: dtype of the moments, such as float32 for bfloat16 parameters; arithmetic is
-            in float32 and a parameter keeps its dtype. None: the parameter's dtype, as in MLX.
+            in float32 and a parameter keeps its dtype. None: the parameter's dtype, as in MLX;
+            float16 loses Adam's squares of gradients below some 5e-3.
 @MASK@
         max_norm: bound of the joint norm of the gradients, which are scaled inside the step. An
             optimizer in a `MultiOptimizer` sees its own parameters only.
