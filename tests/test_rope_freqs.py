@@ -125,9 +125,9 @@ def test_scalings_that_are_wrong(scaling, message):
     [
         ({"dims": 3}, ValueError, "'dims' must be even and positive but got 3."),
         ({"dims": 2**400}, ValueError, "'dims' must be at most 1048576 but got"),
-        ({"length": 10**400}, ValueError, "'length' must be an int of 64 bits but got a larger"),
+        ({"length": 10**400}, ValueError, "'length' must be below 2^63 but got a larger int"),
         ({"max_position_embeddings": 10**400}, ValueError,
-         "'max_position_embeddings' must be an int of 64 bits but got a larger"),
+         "'max_position_embeddings' must be below 2^63 but got a larger int"),
         ({"dims": 4.0}, TypeError, "'dims' must be an int but got float."),
         ({"scaling": "yarn"}, TypeError, "'scaling' must be a dict but got str."),
         ({"base": 1.0}, ValueError, "'base' must be more than 1 and finite but got 1.0."),

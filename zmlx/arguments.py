@@ -175,10 +175,12 @@ def check_integer(op: str, name: str, value: Any, wanted: str = "an int") -> int
 
 
 def check_size(op: str, name: str, value: Any) -> int:
-    """`value` as an int of at least 1, or an error."""
+    """`value` as an int of at least 1 that 64 bits hold, or an error."""
     size = check_integer(op, name, value)
     if size < 1:
         raise ValueError(f"[{op}] '{name}' must be at least 1 but got {size}.")
+    if size >= 2**63:
+        raise ValueError(f"[{op}] '{name}' must be below 2^63 but got a larger int.")
     return size
 
 

@@ -222,8 +222,6 @@ def adamw(
     """
     b1, b2 = check_betas("adamw", betas)
     step = None if step is None else check_size("adamw", "step", step)
-    if step is not None and step >= 2**63:
-        raise ValueError(f"[adamw] 'step' must be below 2^63 but got {step}.")
     check_not_negative("adamw", "eps", eps)
     _check("adamw", learning_rate=learning_rate, weight_decay=weight_decay)
     c1, c2 = _corrections((b1, b2), step)

@@ -80,13 +80,7 @@ class _Model:
 
 
 def _size(name: str, value: int | None) -> int | None:
-    """A length that a float can take, if there is one."""
-    if value is None:
-        return None
-    size = check_size(_OP, name, value)
-    if size >= 2**63:
-        raise ValueError(f"[{_OP}] '{name}' must be an int of 64 bits but got a larger one.")
-    return size
+    return None if value is None else check_size(_OP, name, value)
 
 
 def _is_number(value: Any) -> bool:

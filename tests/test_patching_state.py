@@ -1,0 +1,204 @@
+"""What modules keep: state, classes and random numbers stay theirs, and later changes count."""
+
+import copy
+
+import mlx.core as mx
+import mlx.nn as mnn
+import pytest
+from handwritten_modules import Feed, MLPWithUnit, residual
+
+import zmlx
+
+
+@pytest.fixture(autouse=True)
+def kernels_run():
+    """Everything that is patched runs its kernel, whatever was measured here."""
+    with zmlx.prefer("zmlx"):
+        yield
+
+
+class Switched(mnn.Module):
+    """A feed-forward network whose activation is named by an attribute."""
+
+    def __init__(self, kind="silu"):
+        super().__init__()
+        self.up, self.down, self.kind = mnn.Linear(24, 32), mnn.Linear(32, 24), kind
+
+    def __call__(self, x):
+        return self.down(getattr(mnn, self.kind)(self.up(x)))
+
+
+def biased():
+    norm = mnn.LayerNorm(24)
+    norm.bias = mx.ones(24)
+    return norm
+
+
+CHANGES = {
+    "attribute": (Switched, lambda m: setattr(m, "kind", "relu")),
+    "activation": (
+        lambda: Feed(mnn.GELU()), lambda m: m.update_modules({"act": mnn.ReLU()})
+    ),
+    "norm of another kind": (residual, lambda m: setattr(m, "norm2", mnn.LayerNorm(24))),
+    "no norm": (residual, lambda m: setattr(m, "norm2", mnn.Linear(24, 24))),
+    "new bias": (
+        lambda: mnn.LayerNorm(24, bias=False), lambda m: setattr(m, "bias", mx.ones(24))
+    ),
+    "no bias": (biased, lambda m: setattr(m, "bias", None)),
+    "deleted bias": (biased, lambda m: delattr(m, "bias")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_module_that_is_changed_after_patching_computes_what_it_became(change):
+    make, changed = CHANGES[change]
+    model = make()
+    x = mx.random.normal((2, 3, 24), key=mx.random.key(2))
+    before = model(x)
+    assert zmlx.patch(model).replaced
+    changed(model)
+    after = model(x)
+    zmlx.unpatch(model)
+    assert mx.allclose(after, model(x), atol=1e-5).item()
+    assert not mx.allclose(after, before, atol=1e-2).item()
+
+
+def test_what_a_plan_reads_and_what_it_calls_may_change():
+    model = residual()
+    zmlx.patch(model)
+    model.norm1.eps = 0.5
+    model.mix = mnn.Linear(24, 24, bias=False)
+    model.update(model.parameters())
+    model.freeze()
+    model.train()
+    model.set_dtype(mx.float16)
+    assert all(not r.new for r in zmlx.patch(model).replaced)
+
+
+class Announced(mnn.Module):
+    """Wants an argument of each class derived from it."""
+
+    derived = ()
+
+    def __init_subclass__(cls, *, name, **keywords):
+        super().__init_subclass__(**keywords)
+        Announced.derived += (name,)
+
+
+class Guarded(Announced, name="guarded"):
+    """A norm that takes no more attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.eps = mx.ones(24), 1e-5
+        object.__setattr__(self, "ready", True)
+
+    def __setattr__(self, name, value):
+        if "ready" in vars(self):
+            raise AttributeError(f"{name} cannot be set")
+        super().__setattr__(name, value)
+
+    def __call__(self, x):
+        return mx.fast.rms_norm(x, self.weight, self.eps)
+
+
+def test_a_class_does_not_notice_that_its_modules_are_patched():
+    model = mnn.Sequential(mnn.RMSNorm(24), Guarded())
+    x = mx.random.normal((2, 24), key=mx.random.key(2))
+    before = model(x)
+    assert zmlx.patch(model).kinds() == {"norm": 2}
+    assert mx.allclose(model(x), before, atol=1e-5).item()
+    assert zmlx.unpatch(model) == 2
+    assert type(model.layers[1]) is Guarded
+    assert Announced.derived == ("guarded",)
+
+
+class Last(type):
+    """Allows no class to be derived from its own."""
+
+    def __new__(cls, name, bases, fields):
+        if any(isinstance(base, Last) for base in bases):
+            raise TypeError(f"{name} is final")
+        return super().__new__(cls, name, bases, fields)
+
+
+class Final(mnn.RMSNorm, metaclass=Last):
+    """A norm."""
+
+
+class Fixed(mnn.RMSNorm):
+    """A norm that is made with an argument."""
+
+    def __new__(cls, dims):
+        return super().__new__(cls)
+
+
+def test_classes_that_are_hard_to_copy_or_derive_from():
+    model = residual()
+    model.norm1, model.norm2 = Final(24), Fixed(24)
+    x = mx.random.normal((2, 3, 24), key=mx.random.key(2))
+    before = model(x)
+    report = zmlx.patch(model, mode="training")
+    assert report.kinds() == {"residual_norm": 1, "norm": 1}
+    assert ("norm1", "no class can be derived from its own: Final is final") in [
+        (s.path, s.why) for s in report.skipped
+    ]
+    assert mx.allclose(copy.deepcopy(model)(x), before, atol=1e-5).item()
+    zmlx.unpatch(model)
+    assert mx.array_equal(model(x), before)
+
+
+class Remembering(mnn.Module):
+    """Computes a norm, and keeps a number of each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.eps, self.calls = mx.ones((8,)), 1e-5, 0
+
+    def __call__(self, x):
+        self.calls += 1
+        return mx.fast.rms_norm(x, self.weight, self.eps)
+
+
+class RememberingMLP(MLPWithUnit):
+    """Computes a gated network, and keeps what is between its projections."""
+
+    def __call__(self, x):
+        self.hidden = mnn.silu(self.gate(x)) * self.up(x)
+        return self.down(self.hidden)
+
+
+def test_what_keeps_something_of_its_calls_runs_as_it_is_written():
+    norm, mlp = Remembering(), RememberingMLP()
+    report = zmlx.patch(mnn.Sequential(norm, mlp))
+    assert norm.calls == 0
+    assert "hidden" not in mlp
+    assert not {"norm", "mlp"} & set(report.kinds())
+    assert ("layers.1", "its call sets hidden") in [(s.path, s.why) for s in report.skipped]
+    x = mx.ones((2, 8))
+    assert mlp(norm(norm(x))).shape == (2, 8)
+    assert norm.calls == 2
+    assert mlp.hidden.shape == (2, 16)
+
+
+class BatchNormed(mnn.Module):
+    """A block whose other child has statistics that change in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.other, self.norm = mnn.BatchNorm(8), mnn.LayerNorm(8)
+
+    def __call__(self, x):
+        return self.norm(x + self.other(x))
+
+
+def test_patching_leaves_the_statistics_of_a_batch_norm_as_they_are():
+    model = BatchNormed()
+    x = mx.random.normal((4, 8), key=mx.random.key(1))
+    model(x)
+    model.eval()
+    before, mean = model(x), mx.array(model.other.running_mean)
+    assert "residual_norm" in zmlx.patch(model, mode="training").kinds()
+    assert mx.array_equal(model.other.running_mean, mean)
+    # The rounding of a norm of 8.
+    assert mx.allclose(model(x), before, rtol=1e-5, atol=1e-6)
