@@ -105,3 +105,22 @@ def test_text_is_available_inside_traces(shapeless: bool) -> None:
     mx.grad(lambda x: function(x).sum())(x16)
     mx.vmap(function)(mx.zeros((2, 16)))
     assert seen == [expected] * 3
+
+
+def test_a_few_elements_and_many_compile_once() -> None:
+    """MLX passes up to 8 elements as constant, and says so in the kernel's name."""
+    source = "uint i = thread_position_in_grid.x; y[i] = x[i] * 31 + w[0];"
+    made = core.kernel("few", ("x", "w"), ("y",), source, "", True, False, "safe")
+
+    def compiled(n: int) -> int:
+        before = core.statistics()
+        inputs = (mx.arange(n, dtype=mx.float32), mx.array([2.0]))
+        launch = core.prepare(
+            made, inputs, (), (n, 1, 1), (1, 1, 1), ((n,),), (mx.float32,), None, ()
+        )
+        assert core.launch(launch, inputs).tolist() == [31 * i + 2 for i in range(n)]
+        after = core.statistics()
+        return sum(after[k] - before[k] for k in ("compiles", "cache_hits"))
+
+    assert compiled(4) == 1
+    assert compiled(40) == 0

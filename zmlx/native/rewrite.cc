@@ -153,6 +153,15 @@ std::string author_name(const std::string& function) {
   return prefixed ? function.substr(prefix.size()) : function;
 }
 
+// MLX writes the types of arguments into the name, and whether they are constant, which is nothing to
+// a CPU: kernels that are alike but for that are compiled once.
+void name_alike(Unit& unit) {
+  const std::string name = "zk_body";
+  auto& signature = unit.signature;
+  signature.call.replace(0, signature.name.size(), name);
+  signature.name = unit.tokens[signature.name_at].text = name;
+}
+
 // Metal's request that a * b + c be rounded twice; all other pragmas leave the compiler a choice.
 bool forbids_contraction(const std::string& metal_text) {
   Tokens tokens = tokenize(metal_text);
@@ -235,6 +244,7 @@ Rewritten rewrite(const std::string& metal_text, const RewriteOptions& options) 
   balance_conditionals(unit);
   if (unit.mode == Mode::cooperative) mark_collectives(unit);
   declare_kernel(unit);
+  name_alike(unit);
 
   Printed printed = print(unit.tokens);
   auto names = identifiers(printed.text + unit.signature.call);
