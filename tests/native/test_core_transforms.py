@@ -38,17 +38,18 @@ def test_compiled_functions_run_the_kernel_at_every_call() -> None:
         assert mx.array_equal(compiled(x), (x + 1) * (x + 1) * 2)
 
 
-def test_without_a_record_transforms_raise_as_for_mlx_kernels() -> None:
+def test_without_a_record_transforms_raise_and_say_what_to_give() -> None:
     launch = prepare(kernel("bare", SQUARE), (x16,))
     bare = lambda x: core.launch(launch, (x,))  # noqa: E731
-    for transform, name in (
-        (lambda: mx.grad(lambda x: bare(x).sum())(x16), "vjp"),
-        (lambda: mx.jvp(bare, [x16], [x16]), "jvp"),
-        (lambda: mx.vmap(bare)(mx.zeros((2, 16))), "vmap"),
+    for transform, name, given in (
+        (lambda: mx.grad(lambda x: bare(x).sum())(x16), "vjp", "'vjp' or 'reference'"),
+        (lambda: mx.jvp(bare, [x16], [x16]), "jvp", "'reference'"),
+        (lambda: mx.vmap(bare)(mx.zeros((2, 16))), "vmap", "'reference'"),
     ):
-        with pytest.raises(ValueError, match=rf"\[Primitive::{name}\] Not implemented for bare"):
+        message = rf"\[Primitive::{name}\] Not implemented for bare: give zmlx.metal.kernel a {given}"
+        with pytest.raises(ValueError, match=message):
             transform()
-    with pytest.raises(ValueError, match="cannot infer output shapes"):
+    with pytest.raises(ValueError, match="bare cannot infer output shapes: give .* 'reference'"):
         mx.eval(mx.compile(bare, shapeless=True)(x16))
 
 

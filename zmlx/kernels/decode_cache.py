@@ -52,11 +52,13 @@ _LOAD = {
     # A loop of its own where values lie side by side, since one with a step does not vectorise.
     PLAIN: """\
 if (#_strides[3] == 1) {
+    ZMLX_ROLLED
     for (int e = 0; e < HALF@; ++e) {
         const int d = e * TPR + lane;
         tile[key * SLOTS@ + e] = d < D@ ? float(#[rows_#[key] + size_t(d)]) : 0.0f;
     }
 } else {
+    ZMLX_ROLLED
     for (int e = 0; e < HALF@; ++e) {
         const int d = e * TPR + lane;
         tile[key * SLOTS@ + e] = d < D@ ? float(#[rows_#[key] + size_t(d) * STEP_#]) : 0.0f;
@@ -64,6 +66,7 @@ if (#_strides[3] == 1) {
 }
 """,
     8: """\
+ZMLX_ROLLED
 for (int e = 0; e < HALF@; ++e) {
     const int d = e * TPR + lane;
     const size_t g = rows_#[key] * (D@ / GROUP) + min(d, D@ - 1) / GROUP;
@@ -72,6 +75,7 @@ for (int e = 0; e < HALF@; ++e) {
 }
 """,
     4: """\
+ZMLX_ROLLED
 for (int e = 0; e < HALF@; ++e) {
     const int at = e * TPR + lane;
     const size_t g = rows_#[key] * (D@ / GROUP) + 2 * min(at, D@ / 2 - 1) / GROUP;

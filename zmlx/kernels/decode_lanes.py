@@ -62,6 +62,7 @@ inline zmlx_floats<N> zmlx_dequantized(P p, int place, float scale, float bias) 
 }
 // Before a loop of a fixed, small number of steps over lanes.
 #define ZMLX_UNROLL
+#define ZMLX_ROLLED
 #endif
 """
 

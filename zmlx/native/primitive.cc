@@ -333,6 +333,13 @@ class KernelPrimitive final : public mx::fast::CustomKernel {
     return result;
   }
 
+  // A shapeless compile asks; with a reference it never meets this primitive.
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>&) override {
+    throw std::invalid_argument("[Primitive::output_shapes] " + launch_->kernel->spec.name +
+                                " cannot infer output shapes: give zmlx.metal.kernel a "
+                                "'reference' for shapeless compilation.");
+  }
+
   bool is_equivalent(const mx::Primitive&) const override { return false; }
 
   // The name is what the exporter goes by: it must not take an empty text for a kernel's.
@@ -343,8 +350,11 @@ class KernelPrimitive final : public mx::fast::CustomKernel {
  private:
   Record& record(const char* transform) {
     if (!record_) {
+      std::string given = std::strcmp(transform, "vjp") ? "'reference'" : "'vjp' or 'reference'";
       throw std::invalid_argument(std::string("[Primitive::") + transform +
-                                  "] Not implemented for " + launch_->kernel->spec.name + ".");
+                                  "] Not implemented for " + launch_->kernel->spec.name +
+                                  ": give zmlx.metal.kernel a " + given +
+                                  ", or wrap the call in mx.custom_function.");
     }
     return *record_;
   }
