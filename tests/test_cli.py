@@ -37,6 +37,30 @@ def test_help_names_every_command(capsys):
     assert all(name in output for name in COMMANDS)
 
 
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "run"])
+def test_an_interrupt_ends_in_one_line(command, monkeypatch, capsys):
+    module = importlib.import_module(f"zmlx.cli.{command}")
+
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "run", interrupted)
+    wanted = {"show": ["softmax"], "tune": ["topk"], "validate": ["model"]}
+    assert main([command, *wanted.get(command, [])]) == 130
+    assert capsys.readouterr().err == "\ninterrupted\n"
+
+
+def test_an_interrupted_script_shows_where(monkeypatch):
+    module = importlib.import_module("zmlx.cli.run")
+
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        main(["run", "script.py"])
+
+
 def test_no_command_is_wrong_usage(capsys):
     with pytest.raises(SystemExit) as done:
         main([])

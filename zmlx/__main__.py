@@ -46,7 +46,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit status: 0 for success, 2 for wrong usage."""
+    """Runs the command line and returns the exit status: 0 for success, 2 for wrong usage, 130 where
+    the user interrupted it."""
     parsed = parser().parse_args(arguments)
     try:
         require_mlx()
@@ -58,7 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    status: int = parsed.run(parsed)
+    try:
+        status: int = parsed.run(parsed)
+    except KeyboardInterrupt:
+        if parsed.command == "run":  # the script's own, with its traceback
+            raise
+        print("\ninterrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
     return status
 
 

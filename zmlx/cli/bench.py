@@ -94,9 +94,6 @@ def run(arguments: argparse.Namespace) -> int:
     except (ValueError, FileNotFoundError, IsADirectoryError, PermissionError) as error:
         print(error, file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return 130
 
 
 def _page(path: Path) -> int:

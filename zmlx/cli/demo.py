@@ -75,9 +75,6 @@ def run(arguments: argparse.Namespace) -> int:
     except RowFailedError as error:
         print(f"\n[demo] {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return 130
     print(f"\n{report.table(results, common)}\n\n{report.summary(results)}\n")
     print("A sample of what the model writes now:\n")
     print("    " + results[-1].text.replace("\n", "\n    ") + "\n")
