@@ -46,8 +46,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit status: 0 for success, 2 for wrong usage, 130 where
-    the user interrupted it."""
+    """Runs the command line and returns the exit status: 0 for success, 2 for wrong usage, 130
+    where the user interrupted it."""
     parsed = parser().parse_args(arguments)
     try:
         require_mlx()
