@@ -98,13 +98,14 @@ class Recorded(Exception):
 NATIVE = Path(__file__).parent / "native"
 #: Tests of the language whose lanes part in ways that CUDA leaves open, or that take long.
 LONG = {"test_attributes", "test_collectives", "test_cooperative", "test_divergence"}
-#: Tests whose kernels are not meant to run, or are not written there.
+#: Tests whose kernels are not meant to run, or are written elsewhere.
 OTHER = {"test_refusals", "test_language"}
 
 
 def language_modules(*, long: bool) -> list[str]:
-    """The modules of the language's tests."""
-    names = {path.stem for path in NATIVE.glob("test_*.py")} - OTHER
+    """The modules of the language's tests: their kernels are made by `metal_source`."""
+    paths = NATIVE.glob("test_*.py")
+    names = {path.stem for path in paths if "metal_source" in path.read_text()} - OTHER
     return sorted(names if long else names - LONG)
 
 

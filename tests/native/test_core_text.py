@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import mlx.core as mx
 import pytest
 from core_kernels import SQUARE, core, x16
+
+NUMBERS = itertools.count(31)
 
 
 def exported_text(source: str, inputs: tuple[mx.array, ...], template: Any, outputs: int) -> str:
@@ -109,7 +112,8 @@ def test_text_is_available_inside_traces(shapeless: bool) -> None:
 
 def test_a_few_elements_and_many_compile_once() -> None:
     """MLX passes up to 8 elements as constant, and says so in the kernel's name."""
-    source = "uint i = thread_position_in_grid.x; y[i] = x[i] * 31 + w[0];"
+    number = next(NUMBERS)  # a text that this process has not compiled yet
+    source = f"uint i = thread_position_in_grid.x; y[i] = x[i] * {number} + w[0];"
     made = core.kernel("few", ("x", "w"), ("y",), source, "", True, False, "safe")
 
     def compiled(n: int) -> int:
@@ -118,7 +122,7 @@ def test_a_few_elements_and_many_compile_once() -> None:
         launch = core.prepare(
             made, inputs, (), (n, 1, 1), (1, 1, 1), ((n,),), (mx.float32,), None, ()
         )
-        assert core.launch(launch, inputs).tolist() == [31 * i + 2 for i in range(n)]
+        assert core.launch(launch, inputs).tolist() == [number * i + 2 for i in range(n)]
         after = core.statistics()
         return sum(after[k] - before[k] for k in ("compiles", "cache_hits"))
 
