@@ -135,6 +135,9 @@ def flows(source, header=""):
         ("switch (thread_position_in_grid.x) { case 1: y[0] = simd_sum(x[0]); }", [(2, 0)]),
         ("if (thread_index_in_simdgroup == 0) for (int k = 0; k < 2; ++k) y[k] = 1;"
          "for (int k = 0; k < 2; ++k) y[k] = simd_sum(x[k]);", [(0, 0)]),
+        ("uint n = 3; if (thread_index_in_simdgroup == 0)"
+         "for (uint i = 0; i < (n == 3 ? 2u : 9u); ++i) y[i] = 1;"
+         "if (n > 2) y[0] = simd_sum(x[0]);", [(0, 0)]),
     ],
 )  # fmt: skip
 def test_control_flow_is_followed_to_what_it_depends_on(source, expected):

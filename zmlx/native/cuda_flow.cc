@@ -166,7 +166,10 @@ class Analysis {
     }
     if (tokens_[begin].is("for")) {
       expression(body, open + 1, close, {now, flow.exits});
-      for (size_t i = open + 1; i < close; ++i) {
+      // Over a range; in a header of three parts a colon is that of `?`.
+      bool range = std::count_if(tokens_.begin() + open, tokens_.begin() + close,
+                                 [](const Token& token) { return token.is(";"); }) < 2;
+      for (size_t i = open + 1; i < close && range; ++i) {
         if (tokens_[i].is(":")) assign(body, open + 1, i, level(body, i + 1, close), 0);
       }
     }
