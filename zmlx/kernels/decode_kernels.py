@@ -26,9 +26,13 @@ HEADER = """\
 #define ZMLX_FAIL(argument, value)
 #endif
 
-// ZMLX_PREFETCH asks for what is wanted soon; the CPU target defines it.
+// ZMLX_PREFETCH asks for what is wanted soon, ZMLX_PREFETCH_FAR for what is wanted later; the CPU
+// target defines both.
 #ifndef ZMLX_PREFETCH
 #define ZMLX_PREFETCH(pointer)
+#endif
+#ifndef ZMLX_PREFETCH_FAR
+#define ZMLX_PREFETCH_FAR(pointer)
 #endif
 """
 

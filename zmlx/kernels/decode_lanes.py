@@ -80,7 +80,7 @@ struct zmlx_numbers {
     }
     void ask(int key, int part, int parts) const {
         for (int i = part * LINE; i < SIZE; i += parts * LINE) {
-            ZMLX_PREFETCH(values + rows[key] + i);
+            ZMLX_PREFETCH_FAR(values + rows[key] + i);
         }
     }
 };

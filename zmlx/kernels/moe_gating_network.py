@@ -120,6 +120,11 @@ BODY = """\
             uint columns[DEPTH * FEW * SPAN];
             for (int r = 0; r < FEW; ++r) {
                 const int row = first_of_few + r;
+                if (FLAT && full) {
+                    for (int i = 0; i < E; i += 64 / int(sizeof(T))) {
+                        ZMLX_PREFETCH_FAR(logits + size_t(first + row) * E + beyond + i);
+                    }
+                }
                 uint keys[SLOTS];
                 if (direct) {
                     auto x = logits + size_t(first + row) * E;

@@ -71,6 +71,8 @@ const bool full = ROWS > 1 && first + ROWS <= rows;
 constexpr bool FLAT = ROWS > 1 && BY_LOGIT && (NORMALIZE || !SOFTMAX) && SLOTS == E;
 // Whether keys are made of the logits as they are, instead of `rank`.
 bool direct = false;
+// The same rows of the next thread are asked for, if it has as many.
+const size_t beyond = first + 2 * ROWS <= rows ? ROWS * E : 0;
 if (FLAT) {
     auto x = logits + size_t(first) * E;
     bool odd = true;
@@ -81,10 +83,9 @@ if (FLAT) {
             most = max(most, zmlx_size(x[i]));
         }
         odd = most > zmlx_size(T(INFINITY));
-        // For the rows after these.
-        const size_t beyond = first + 2 * ROWS <= rows ? ROWS * E : 0;
-        for (int i = 0; i < ROWS * E; i += 64 / int(sizeof(T))) {
-            ZMLX_PREFETCH(x + beyond + i);
+        // A few at a time are on their way while the network sorts, if it goes row by row.
+        for (int i = 0; i < (SPAN == 16 ? 0 : ROWS * E); i += 64 / int(sizeof(T))) {
+            ZMLX_PREFETCH_FAR(x + beyond + i);
         }
     }
     direct = SHORT && SPAN == 16 && !odd;
@@ -297,20 +298,29 @@ const float whole = scale;
 for (int r = 0; r < ROWS; ++r) {
     norm[r] = whole * (NORMALIZE ? 1.0f / sum[r] : norm[r]) * spoilt[r];
 }
+for (int k = 0; k < K; ++k) {
+    for (int r = 0; r < ROWS; ++r) {
+        score[k * ROWS + r] *= norm[r];
+    }
+}
 const size_t begin = size_t(first) * K;
 if (full) {
     // The outputs of one thread are consecutive.
+    float by_row[K * ROWS];
+    zmlx_transpose<K, ROWS>(by_row, score);
     for (int c = 0; c < ROWS * K; ++c) {
-        weights[begin + c] = T(score[c % K * ROWS + c / K] * norm[c / K]);
+        weights[begin + c] = T(by_row[c]);
     }
+    int place_by_row[K * ROWS];
+    zmlx_transpose<K, ROWS>(place_by_row, chosen);
     for (int c = 0; c < ROWS * K; ++c) {
-        indices[begin + c] = uint(chosen[c % K * ROWS + c / K]);
+        indices[begin + c] = uint(place_by_row[c]);
     }
 } else {
     for (int r = 0; r < ROWS; ++r) {
         if (first + r < rows) {
             for (int own = int(lane); own < K; own += LANES) {
-                weights[begin + r * K + own] = T(score[own * ROWS + r] * norm[r]);
+                weights[begin + r * K + own] = T(score[own * ROWS + r]);
                 indices[begin + r * K + own] = uint(chosen[own * ROWS + r]);
             }
         }
@@ -353,9 +363,9 @@ for (int i = 0; i < PER; ++i) {
 """
 
 HEADER = """\
-// ZMLX_PREFETCH asks for what is wanted soon; the CPU target defines it.
-#ifndef ZMLX_PREFETCH
-#define ZMLX_PREFETCH(pointer)
+// ZMLX_PREFETCH_FAR asks for what is wanted later; the CPU target defines it.
+#ifndef ZMLX_PREFETCH_FAR
+#define ZMLX_PREFETCH_FAR(pointer)
 #endif
 
 struct zmlx_lane_max {
@@ -401,6 +411,25 @@ template <typename T> uint zmlx_order(T value) {
 // NaN below all.
 template <typename T> uint zmlx_rank(T value) {
     return float(value) != float(value) ? 0x00100000u : zmlx_order(value);
+}
+
+// to[r * K + k] = from[k * ROWS + r]; `from` is used up. For K a power of two by dealing out halves
+// like cards: a gather of each takes longer.
+template <int K, int ROWS, typename T> void zmlx_transpose(thread T* to, thread T* from) {
+    constexpr int HALF = K * ROWS / 2;
+    constexpr bool DEAL = (K & (K - 1)) == 0;
+    for (int dealt = 1; dealt < (DEAL ? K : 0); dealt *= 2) {
+        for (int i = 0; i < HALF; ++i) {
+            to[2 * i] = from[i];
+            to[2 * i + 1] = from[HALF + i];
+        }
+        for (int i = 0; i < 2 * HALF; ++i) {
+            from[i] = to[i];
+        }
+    }
+    for (int c = 0; c < K * ROWS; ++c) {
+        to[c] = from[DEAL ? c : c % K * ROWS + c / K];
+    }
 }
 
 // The number in an order.
