@@ -133,6 +133,20 @@ def test_doctor_fails_and_names_the_remedy_without_a_compiler(tmp_path):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the CPU target is for Linux")
+@pytest.mark.parametrize("command", ["check silu", "show silu", "bench silu", "demo --out", "tune"])
+def test_nothing_is_begun_without_a_compiler(command, tmp_path):
+    words = command.split()
+    if "--out" in words:
+        words.append(str(tmp_path / "out"))
+    done = subcommand(*words, PATH=str(tmp_path), ZMLX_CACHE_DIR=str(tmp_path / "cache"))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert "apt install g++" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the CPU target is for Linux")
 def test_doctor_names_a_cache_that_cannot_be_used(tmp_path, monkeypatch, capsys):
     tmp_path.chmod(0o777)
     monkeypatch.setenv("ZMLX_CACHE_DIR", str(tmp_path))

@@ -198,22 +198,30 @@ def test_the_command_prints_three_rows_and_writes_the_curves(tmp_path):
     assert first == pytest.approx([first[0]] * 3, rel=1e-5)
 
 
+def demo_with(scipy_openblas32, folder):
+    (folder / "scipy_openblas32.py").write_text(scipy_openblas32)
+    out = str(folder / "out")
+    return command(
+        "-m", "zmlx", "demo", "--steps", "1", "--out", out, PYTHONPATH=f"{folder}:{ROOT}"
+    )
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="OpenBLAS is for Linux")
+def test_without_openblas_no_row_is_begun(tmp_path):
+    done = demo_with("raise ImportError('not installed')", tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert 'pip install "zmlx-kernels[cpu]"' in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="OpenBLAS is for Linux")
 def test_a_row_that_cannot_run_says_why(tmp_path):
-    (tmp_path / "scipy_openblas32.py").write_text("raise ImportError('not installed')")
-    done = command(
-        "-m",
-        "zmlx",
-        "demo",
-        "--steps",
-        "1",
-        "--out",
-        str(tmp_path),
-        PYTHONPATH=f"{tmp_path}:{ROOT}",
-    )
+    missing = "get_lib_dir = lambda: '/none'\nget_library = lambda fullname: 'blas.so'\n"
+    done = demo_with(missing, tmp_path)
     assert done.returncode == 1
     assert "[demo] the row 'MLX + OpenBLAS' cannot run here" in done.stderr
-    assert 'pip install "zmlx-kernels[cpu]"' in done.stderr
+    assert "/none/blas.so" in done.stderr
 
 
 def test_no_steps_is_an_error():

@@ -23,25 +23,30 @@ def use_openblas(threads: int | None = None) -> None:
         RuntimeError: not Linux, or this MLX does not import its BLAS.
         TypeError, ValueError: `threads` is no int, or not positive.
     """
-    if not sys.platform.startswith("linux"):
-        raise RuntimeError(
-            "[use_openblas] Only MLX on Linux runs on the reference BLAS: nothing is to be routed."
-        )
+    library = openblas_path()
     from zmlx.arguments import check_integer
 
     if threads is not None and check_integer("use_openblas", "threads", threads) < 1:
         raise ValueError(f"[use_openblas] 'threads' must be positive but got {threads}.")
+    from zmlx import native
+
+    core = native.load()
+    core.use_blas(str(library), "scipy_", threads or core.threads())
+
+
+def openblas_path() -> Path:
+    """The library that `use_openblas` takes; raises as it does where there is none."""
+    if not sys.platform.startswith("linux"):
+        raise RuntimeError(
+            "[use_openblas] Only MLX on Linux runs on the reference BLAS: nothing is to be routed."
+        )
     try:
         import scipy_openblas32  # type: ignore[import-untyped]
     except ImportError:
         raise ImportError(
             '[use_openblas] OpenBLAS is not installed: pip install "zmlx-kernels[cpu]"'
         ) from None
-    from zmlx import native
-
-    core = native.load()
-    library = Path(scipy_openblas32.get_lib_dir()) / scipy_openblas32.get_library(fullname=True)
-    core.use_blas(str(library), "scipy_", threads or core.threads())
+    return Path(scipy_openblas32.get_lib_dir(), scipy_openblas32.get_library(fullname=True))
 
 
 def is_openblas_used() -> bool:

@@ -63,7 +63,7 @@ def last_level_cache() -> int:
 def _library() -> Any:
     compiler = next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), None)
     if compiler is None:
-        raise RuntimeError("[bench] a C compiler must be installed: apt install gcc")
+        raise FileNotFoundError("[bench] a C compiler must be installed: apt install gcc")
     with tempfile.TemporaryDirectory(prefix="zmlx-bench-") as folder:
         path = f"{folder}/anchors.so"
         subprocess.run([compiler, *FLAGS, "-o", path, str(SOURCE)], check=True)

@@ -123,6 +123,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     from zmlx.bench.overhead import overheads
     from zmlx.bench.result import Result
     from zmlx.bench.run import run as run_tasks
+    from zmlx.cli import runs_here
 
     names = [n for n in arguments.names if n not in PARTS]
     if arguments.compare and not arguments.compare.is_file():
@@ -139,6 +140,8 @@ def _measure(arguments: argparse.Namespace) -> int:
         _check_no_options_of_ops(arguments)
     tasks, sweep = _tasks(arguments, names) if wants_rows else ([], [])
     plan = _plan(arguments)
+    if not runs_here("bench"):
+        return 2
     store = _store(arguments)
     progress = report.Progress()
     result = run_tasks(tasks, sweep, plan, progress, store)

@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the checks; returns 0 if all pass, 1 if one fails, 2 if it cannot start."""
     from zmlx import launch, registry
-    from zmlx.cli.doctor import target_state
+    from zmlx.cli import runs_here
 
     names = set(arguments.ops)
     known = {name for op in registry.ops() for name in (op.name, op.family)}
@@ -43,9 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     ops = [op for op in registry.ops() if not names or {op.name, op.family} & names]
     target = launch.settings().target or "reference"
-    state = target_state(target)
-    if not state.runs:
-        print(f"[check] the target {target} does not run here: {state.reason}", file=sys.stderr)
+    if not runs_here("check", target):
         return 2
     if not arguments.json:
         print(f"target {target}, {len(ops)} ops in {', '.join(DTYPES)}, against float64")

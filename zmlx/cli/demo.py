@@ -32,6 +32,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs every row, prints the comparison and returns the exit status."""
+    from zmlx.blas import openblas_path
+    from zmlx.cli import runs_here
     from zmlx.demo import report
     from zmlx.demo.progress import Progress
     from zmlx.demo.rows import RowFailedError, rows_here, run_row
@@ -40,6 +42,15 @@ def run(arguments: argparse.Namespace) -> int:
     steps = QUICK_STEPS if arguments.quick else arguments.steps
     if steps < 1:
         print(f"[demo] '--steps' must be at least 1 but got {steps}.", file=sys.stderr)
+        return 2
+    rows = rows_here()
+    try:
+        if any(row.openblas for row in rows):
+            openblas_path()
+    except ImportError as error:
+        print(f"[demo] {error}", file=sys.stderr)
+        return 2
+    if not runs_here("demo"):
         return 2
     try:
         arguments.out.mkdir(parents=True, exist_ok=True)  # before minutes of training
@@ -50,7 +61,6 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
-    rows = rows_here()
     common = Settings(openblas=False, kernels=False, steps=steps, stop=steps)
     tokens = common.batch * common.context
     print(

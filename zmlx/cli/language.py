@@ -49,6 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the rows; returns 0 if all compute what they should, 1 if not, 2 for wrong usage."""
     from zmlx import launch
+    from zmlx.cli import runs_here
     from zmlx.language import SECTIONS
 
     if arguments.page:
@@ -66,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return 2
     target = launch.settings().target
+    if not runs_here("language"):
+        return 2
     if not arguments.json:
         print(f"target {target}")
     found = {}

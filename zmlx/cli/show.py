@@ -50,13 +50,18 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the kernels and returns the exit status."""
     import mlx.core as mx
 
-    from zmlx import launch, registry
+    from zmlx import launch, native, registry
     from zmlx.targets import cpu
 
     try:
         op = registry.get(arguments.op)
     except KeyError as error:
         print(f"[show] {error.args[0]}", file=sys.stderr)
+        return 2
+    try:
+        native.load()  # which writes the text of every target
+    except (ImportError, RuntimeError) as error:
+        print(error, file=sys.stderr)
         return 2
     kind = "cpu" if arguments.target == "cpu" else "gpu"
     fresh = launch.geometry(kind, SHOW=next(_runs))

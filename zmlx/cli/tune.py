@@ -37,6 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measures, writes the table and returns the exit status."""
     from zmlx import choice, launch
     from zmlx.choice import MODES
+    from zmlx.cli import runs_here
     from zmlx.nn.functional import IMPLEMENTATIONS
 
     unknown = sorted(set(arguments.ops) - set(IMPLEMENTATIONS))
@@ -46,6 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
             f"but got {unknown[0]}.",
             file=sys.stderr,
         )
+        return 2
+    if not runs_here("tune"):
         return 2
     target = launch.settings().target or "cpu"
     measurements = []

@@ -47,6 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"[validate] mlx-lm is missing ({error}).", file=sys.stderr)
         print("Remedy: pip install mlx-lm", file=sys.stderr)
         return 2
+    from zmlx.cli import runs_here
+
     name = arguments.model
     local = Path(name).expanduser()
     if not local.exists() and (name.startswith((".", "/", "~")) or name.count("/") != 1):
@@ -57,6 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     if local.exists() and not (local / "config.json").exists():
         print(f"[validate] {name} has no config.json.", file=sys.stderr)
+        return 2
+    if not runs_here("validate"):
         return 2
     try:
         model, tokenizer = load(str(local) if local.exists() else name)[:2]
