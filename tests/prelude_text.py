@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import importlib.util
@@ -90,7 +91,9 @@ def every_section() -> list[str]:
 
 @lru_cache
 def _folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="zmlx-prelude-"))
+    path = tempfile.mkdtemp(prefix="zmlx-prelude-")
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return Path(path)
 
 
 def exported(body: str) -> str:
