@@ -169,6 +169,22 @@ def test_the_gradient_of_a_reduction_is_scaled_by_its_cotangent(reduction, ignor
     assert (np.array(once)[rows] == 0).all()
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_a_shapeless_gradient_takes_other_rows(reduction, weighted):
+    class_weights = mx.arange(1.0, 8.0) if weighted else None
+
+    def loss(logits, targets):
+        return cross_entropy(logits, targets, class_weights, reduction=reduction).square().sum()
+
+    gradient = mx.compile(mx.grad(loss), shapeless=True)
+    for lead in ((2, 3), (4, 5)):
+        logits = mx.arange(lead[0] * lead[1] * 7.0).reshape(*lead, 7).cos()
+        targets = mx.arange(lead[0] * lead[1]).reshape(lead) % 7
+        want = np.array(mx.grad(loss)(logits, targets))
+        np.testing.assert_allclose(gradient(logits, targets), want, rtol=1e-5, atol=1e-7)
+
+
 def test_axis_moves_the_classes():
     logits = mx.array(RNG.standard_normal((3, 7, 4, 2)).astype(np.float32))
     targets = mx.array(RNG.integers(0, 7, (3, 4, 2)))

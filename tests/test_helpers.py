@@ -27,6 +27,19 @@ Y = mx.array(np.random.default_rng(1).uniform(0.2, 0.8, (3, 70)).astype(np.float
 UNARY = sorted(n for n, f in FUNCTIONS.items() if f.arity == 1 and f.precedence == 0)
 
 
+@pytest.mark.parametrize("text", ["sign(x) * x", "floor(x) * x", "x % 0.7", "x > 0 ? x : -x"])
+def test_a_shapeless_gradient_takes_another_shape(text):
+    function = zmlx.expression(text)
+
+    def loss(x):
+        return function(x).square().sum()
+
+    gradient = mx.compile(mx.grad(loss), shapeless=True)
+    for shape in ((2, 3), (40, 50)):
+        x = mx.arange(shape[0] * shape[1] * 1.0).reshape(shape).sin()
+        close(gradient(x), mx.grad(loss)(x), 1e-5)
+
+
 @pytest.mark.parametrize("name", UNARY)
 def test_every_function_and_its_derivative(name):
     text = f"{name}(x)"

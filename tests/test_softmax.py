@@ -190,6 +190,14 @@ def test_a_shapeless_gradient_over_several_axes_has_the_new_shape():
         close(gradient(x), mx.softmax(x.reshape(-1)).reshape(shape))
 
 
+def test_a_shapeless_gradient_over_the_first_axes_has_the_new_shape():
+    gradient = mx.compile(mx.grad(lambda x: logsumexp(x, (0, 1)).square().sum()), shapeless=True)
+    for shape in ((2, 3, 5), (4, 7, 6)):
+        x = normal(*shape)
+        y = mx.logsumexp(x, axis=(0, 1), keepdims=True)
+        close(gradient(x), 2 * y * mx.exp(x - y))
+
+
 def test_logsumexp_of_no_elements():
     np.testing.assert_array_equal(to_numpy(logsumexp(mx.zeros((2, 0)))), [-np.inf, -np.inf])
 

@@ -132,7 +132,8 @@ _CALLS = (
     _F("round", "x", "rint", "round", ("0",), "halves to even, unlike Metal's round"),
     _F("rsqrt", "x", "rsqrt", "rsqrt", ("-0.5 * rsqrt(x) / x",), "inf at 0, NaN below"),
     _F("sigmoid", "x", "zmlx_sigmoid", "sigmoid", ("sigmoid(x) * (1 - sigmoid(x))",)),
-    _F("sign", "x", "sign", "sign", ("0",), "0 at 0 and at NaN"),
+    # MLX's has a gradient of the shape that was compiled, which a shapeless compile reads beyond.
+    _F("sign", "x", "sign", "x > 0 ? 1 : x < 0 ? -1 : 0", ("0",), "0 at 0 and at NaN"),
     _F("silu", "x", "zmlx_silu", "x * sigmoid(x)",
        ("sigmoid(x) * (1 + x * (1 - sigmoid(x)))",), "NaN at -inf, as x * sigmoid(x) is"),
     _F("sin", "x", "sin", "sin", ("cos(x)",)),

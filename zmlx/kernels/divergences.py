@@ -179,8 +179,9 @@ def _count(x: mx.array, reduction: str) -> int | mx.array:
     may change the shape."""
     if cpu.maybe_tracing((x,)) != cpu.DYNAMIC:
         return x.size if reduction == "mean" else x.shape[0]
-    ones = mx.ones_like(x).astype(mx.int32)
-    return ones.sum() if reduction == "mean" else ones.sum(axis=0).max()
+    ones = mx.stop_gradient(mx.ones_like(x).astype(mx.int32))
+    # Of all elements: where an axis of 1 is reduced, MLX's Reduce of another trace reads beyond it.
+    return ones.sum() if reduction == "mean" else mx.cumsum(ones, axis=0).max()
 
 
 def _call(

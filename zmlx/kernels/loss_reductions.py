@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from ..codegen import Operand, Output, Pass, Reduce, Rowwise
 from ..pattern import PatternKernel
+from ..targets import cpu
 from ..transforms import Arrays
 
 REDUCTIONS = ("none", "mean", "sum")
@@ -93,6 +94,11 @@ def reduced(loss: mx.array, reduction: str, weights: mx.array | None = None) -> 
     which have the shape of the losses, or by their number. A mean of none is NaN."""
     if reduction == "none":
         return loss
+    if cpu.maybe_tracing((loss,)) == cpu.DYNAMIC:
+        # The gradient of a reshape has the first shape that was traced.
+        if weights is not None:
+            return loss.sum() / mx.stop_gradient(weights).sum()
+        return loss.sum() if reduction == "sum" else loss.mean()
     flat = loss.reshape(-1)
     if reduction == "sum":
         return _SUM(flat)  # type: ignore[no-any-return]

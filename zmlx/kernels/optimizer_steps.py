@@ -64,7 +64,8 @@ def lion_reference(
 ) -> Any:
     """lion in plain MLX."""
     b1, b2 = betas
-    sign = xp.sign(b1 * m + (1 - b1) * g)
+    # Without a gradient: that of MLX's sign is wrong in a shapeless compile.
+    sign = xp.sign(xp.stop_gradient(b1 * m + (1 - b1) * g))
     kept = p * (1 - learning_rate * weight_decay)
     return kept - learning_rate * sign, b2 * m + (1 - b2) * g
 

@@ -264,8 +264,12 @@ def logsumexp(x: mx.array, axis: Axes = -1, keepdims: bool = False) -> mx.array:
             f"[logsumexp] 'axis' must name different axes, at least one, but got {axis}."
         )
     if len(axes) > 1 and cpu.maybe_tracing((x,)) == cpu.DYNAMIC:
-        # The gradient of MLX's flatten has the shape that was compiled.
-        return mx.logsumexp(x.astype(mx.float32), axis=axes, keepdims=keepdims).astype(x.dtype)
+        # The gradients of MLX's flatten and logsumexp have the shape that was compiled.
+        wide = x.astype(mx.float32)
+        top = mx.stop_gradient(wide.max(axis=axes, keepdims=True))
+        top = mx.where(mx.isinf(top), 0.0, top)
+        y = top + mx.log(mx.exp(wide - top).sum(axis=axes, keepdims=True))
+        return (y if keepdims else y.squeeze(axes)).astype(x.dtype)
     others = [a for a in range(x.ndim) if a not in axes]
     lead = len(others)
     if [*others, *axes] != list(range(x.ndim)):
