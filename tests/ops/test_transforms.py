@@ -127,6 +127,9 @@ def test_checkpoint(op):
     loss, some = loss_of(op, values, which)
     got = mx.grad(mx.checkpoint(loss), argnums=tuple(range(len(some))))(*some)
     close(got, all_gradients(op, values, which, op.reference))
+    # Of all arguments, indices among them, MLX asks for the gradient.
+    whole = mx.checkpoint(lambda *full: weighted(op.function(*full)))
+    close(mx.grad(whole, argnums=which)(*values), got)
 
 
 @EVERY_OP

@@ -120,7 +120,7 @@ def weights_of_rows(class_weights: mx.array, targets: mx.array, ignore: mx.array
     last: int | mx.array = class_weights.shape[0] - 1
     if cpu.maybe_tracing((class_weights, targets)) == cpu.DYNAMIC:
         last = mx.ones_like(class_weights).astype(mx.int32).sum() - 1
-    inside = mx.clip(targets, 0, last)
+    inside = mx.stop_gradient(mx.clip(targets, 0, last))
     return mx.where(targets == ignore, 0.0, class_weights[inside])
 
 

@@ -116,6 +116,7 @@ def _ranges(
     cu_q: Any, cu_k: Any, queries: int, keys: int, causal: Any, window: Any, xp: Any
 ) -> tuple[Any, Any, Any, Any]:
     """Of each query: begin and end of its sequence's keys, and the range that is left."""
+    cu_q, cu_k = xp.stop_gradient(cu_q), xp.stop_gradient(cu_k)
     i = xp.arange(queries)
     s = (i[:, None] >= cu_q[None, 1:]).sum(axis=1)
     q0, q1, k0, k1 = cu_q[s], cu_q[s + 1], cu_k[s], cu_k[s + 1]
@@ -132,7 +133,7 @@ def _ranges(
 def _spans_in_mlx(*inputs: mx.array) -> Arrays:
     q, k, cu_q, cu_k, rule = inputs
     queries, keys = q.shape[1], k.shape[1]
-    cu_q, cu_k = cu_q.astype(mx.int32), cu_k.astype(mx.int32)
+    cu_q, cu_k = (mx.stop_gradient(x).astype(mx.int32) for x in (cu_q, cu_k))
     causal, window = rule[0] != 0, mx.where(rule[1] > 0, rule[1], 2**30)
     k0, k1, low, high = _ranges(cu_q, cu_k, queries, keys, False, window, mx)
     i = mx.arange(queries)
