@@ -133,6 +133,13 @@ pub const MetalKernel = struct {
             "[{s}] '{s}' must have {d} entries but got {d}.",
             .{ shared.full_name, argument, shared.outputs, count },
         );
+        if (how.init_value == null and empty(u32, &how.grid)) {
+            for (how.output_shapes) |shape| if (!empty(i32, shape)) return errors.invalid(
+                "[{s}] 'grid' must not be empty where an output has elements, unless " ++
+                    "'init_value' says what they are, but got {any}.",
+                .{ shared.full_name, how.grid },
+            );
+        }
         // What usual kernels need fits on the stack.
         var fallback = std.heap.stackFallback(2048, shared.gpa);
         const gpa = fallback.get();
@@ -173,6 +180,10 @@ fn texts(arena: Allocator, names: []const []const u8) Error![*]const shim.Text {
     const result = try arena.alloc(shim.Text, names.len);
     for (result, names) |*text, name| text.* = .of(name);
     return result.ptr;
+}
+
+fn empty(T: type, sizes: []const T) bool {
+    return std.mem.indexOfScalar(T, sizes, 0) != null;
 }
 
 fn extent(name: []const u8, argument: []const u8, sizes: [3]u32) Error![3]i32 {

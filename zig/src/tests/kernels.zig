@@ -162,6 +162,18 @@ test "a launch that cannot be is refused" {
     bad = good;
     bad.grid = .{ 1 << 31, 1, 1 };
     try testing.expectError(error.InvalidArgument, kernel.launch(&.{x}, bad, &y));
+    // No thread would write the output; an initial value does.
+    bad = good;
+    bad.template = &.{
+        .{ .name = "T", .value = .{ .dtype = .float32 } },
+        .{ .name = "SHIFT", .value = .{ .int = 1 } },
+    };
+    bad.grid = .{ 0, 1, 1 };
+    try testing.expectError(error.InvalidArgument, kernel.launch(&.{x}, bad, &y));
+    try testing.expect(std.mem.find(u8, zmlx.lastError(), "'grid' must not be empty") != null);
+    bad.init_value = 1;
+    try kernel.launch(&.{x}, bad, &y);
+    y[0].deinit();
 }
 
 test "a kernel that does not compile passes the compiler's message on" {
