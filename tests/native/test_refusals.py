@@ -288,3 +288,18 @@ def test_sections_of_the_prelude_come_only_when_named() -> None:
     assert "zk_group" not in plain
     assert "simd_sum" not in plain
     assert "struct bfloat" not in plain
+
+
+def test_a_variable_named_like_a_function_calls_for_no_section() -> None:
+    x = {"x": mx.ones((64,))}
+    variable = cpp("float length = x[0]; out[0] = length;", x, group=1)
+    assert "section geometry" not in variable
+    assert "section vectors" not in variable
+    for call in (
+        "out[0] = length(float3(x[0]));",
+        "out[0] = metal::length(float3(x[0]));",
+        "using metal::length; out[0] = length(float3(x[0]));",
+        "#define F(NAME, v) NAME(v)\nout[0] = F(length, float3(x[0]));",
+        "float length = x[0]; out[0] = length + metal::length (float3(x[0]));",
+    ):
+        assert "section geometry" in cpp(call, x, group=1), call

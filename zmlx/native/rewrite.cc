@@ -17,8 +17,9 @@ namespace zmlx {
 namespace {
 
 // A file of the prelude. Its first line says what it needs and which names call for it:
-// "// section NAME; needs A B; after C D; tokens t1 t2 …", `*` for always. What it needs comes
-// before it; what it only comes after is not called in by it.
+// "// section NAME; needs A B; after C D; tokens t1 t2( …", `*` for always, `t2(` for a call of t2 but
+// not a variable of that name. What it needs comes before it; what it only comes after is not called
+// in by it.
 struct Section {
   std::string name, text;
   std::vector<std::string> needs, after, calls;

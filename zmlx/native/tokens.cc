@@ -193,8 +193,12 @@ std::string Place::line(int metal_line) const {
 
 std::set<std::string> identifiers(const std::string& text) {
   std::set<std::string> names;
-  for (auto& token : tokenize(text)) {
-    if (token.kind == Token::word) names.insert(token.text);
+  Tokens tokens = tokenize(text);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i].kind != Token::word) continue;
+    names.insert(tokens[i].text);
+    bool called = i + 1 < tokens.size() && tokens[i + 1].is("(");
+    if (called || (i > 0 && tokens[i - 1].is("::"))) names.insert(tokens[i].text + "(");
   }
   return names;
 }

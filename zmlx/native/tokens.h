@@ -38,7 +38,7 @@ using Tokens = std::vector<Token>;
 // Comments and line splices are gone; `>` is always a token of its own except in `>=`, `>>=`, `->`.
 Tokens tokenize(const std::string& text);
 
-// The words of a text, each once.
+// The words of a text, each once; a function that is called (or qualified) also as `name(`.
 std::set<std::string> identifiers(const std::string& text);
 
 struct Printed {

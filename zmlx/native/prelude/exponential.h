@@ -1,4 +1,4 @@
-// section exponential; needs math; tokens exp exp2 exp10 log log2 log10 sinh cosh tanh asinh acosh atanh log1p hypot ZMLX_EXP_BOUNDED
+// section exponential; needs math; tokens exp( exp2( exp10( log( log2( log10( sinh( cosh( tanh( asinh( acosh( atanh( log1p( hypot( ZMLX_EXP_BOUNDED
 // Exponentials, logarithms, powers and hyperbolic functions as branch-free polynomials, which
 // vectorise inside user loops. The coefficients are minimax fits by Remez exchange in 40 digits,
 // rounded to float one by one with the rest refitted. Bounds over all floats are in the tests.

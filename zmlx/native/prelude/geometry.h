@@ -1,4 +1,4 @@
-// section geometry; needs vectors math; tokens dot cross length length_squared distance distance_squared normalize reflect refract faceforward
+// section geometry; needs vectors math; tokens dot( cross( length( length_squared( distance( distance_squared( normalize( reflect( refract( faceforward(
 // Metal's geometric functions.
 
 namespace metal {

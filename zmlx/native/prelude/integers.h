@@ -1,4 +1,4 @@
-// section integers; needs math; tokens popcount clz ctz reverse_bits rotate extract_bits insert_bits absdiff addsat subsat mulhi mul24 mad24 madhi madsat hadd rhadd
+// section integers; needs math; tokens popcount( clz( ctz( reverse_bits( rotate( extract_bits( insert_bits( absdiff( addsat( subsat( mulhi( mul24( mad24( madhi( madsat( hadd( rhadd(
 // Metal's integer functions, for every integer type and, by component, for vectors.
 
 namespace metal {

@@ -1,4 +1,4 @@
-// section matrices; needs vectors geometry; after numbers; tokens matrix float2x2 float2x3 float2x4 float3x2 float3x3 float3x4 float4x2 float4x3 float4x4 half2x2 half2x3 half2x4 half3x2 half3x3 half3x4 half4x2 half4x3 half4x4 transpose determinant
+// section matrices; needs vectors geometry; after numbers; tokens matrix float2x2 float2x3 float2x4 float3x2 float3x3 float3x4 float4x2 float4x3 float4x4 half2x2 half2x3 half2x4 half3x2 half3x3 half3x4 half4x2 half4x3 half4x4 transpose( determinant(
 // Metal's small matrices: `columns` columns of `rows` components.
 
 namespace metal {

@@ -1,4 +1,4 @@
-// section mlx_math; needs exponential; after numbers; tokens log1p hypot
+// section mlx_math; needs exponential; after numbers; tokens log1p( hypot(
 // log1p and hypot, which Metal lacks and MLX adds.
 
 // Goldberg, "What Every Computer Scientist Should Know About Floating-Point Arithmetic", theorem 4:

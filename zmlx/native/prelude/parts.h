@@ -1,4 +1,4 @@
-// section parts; needs math; tokens frexp ldexp modf nextafter ilogb
+// section parts; needs math; tokens frexp( ldexp( modf( nextafter( ilogb(
 // Functions that take a float apart.
 
 namespace metal {

@@ -1,4 +1,4 @@
-// section power; needs exponential; tokens pow powr
+// section power; needs exponential; tokens pow( powr(
 // pow in double precision inside: y·log2(x) needs some 9 bits more than a float holds.
 
 namespace metal {

@@ -1,4 +1,4 @@
-// section trigonometry; needs math; tokens sin cos tan sincos sinpi cospi tanpi asin acos atan atan2
+// section trigonometry; needs math; tokens sin( cos( tan( sincos( sinpi( cospi( tanpi( asin( acos( atan( atan2(
 // Trigonometric functions as branch-free polynomials. Coefficients are minimax fits by Remez
 // exchange in 40 digits, rounded to float.
 

@@ -1,4 +1,4 @@
-// section exponential; needs math; tokens exp exp2 exp10 log log2 log10 sinh cosh tanh asinh acosh atanh
+// section exponential; needs math; tokens exp( exp2( exp10( log( log2( log10( sinh( cosh( tanh( asinh( acosh( atanh(
 // Exponentials, logarithms and hyperbolic functions of CUDA's math library; where the kernel asks
 // for fast math, the special function unit's approximations.
 

@@ -1,4 +1,4 @@
-// section mlx_math; needs exponential; tokens log1p hypot
+// section mlx_math; needs exponential; tokens log1p( hypot(
 // log1p and hypot, which Metal lacks and MLX adds.
 
 METAL_FUNC float log1p(float x) { return ::log1pf(x); }

@@ -1,4 +1,4 @@
-// section parts; needs math; tokens frexp ldexp modf nextafter ilogb
+// section parts; needs math; tokens frexp( ldexp( modf( nextafter( ilogb(
 // Functions of CUDA's math library that take a float apart.
 
 namespace metal {

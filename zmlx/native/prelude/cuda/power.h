@@ -1,4 +1,4 @@
-// section power; needs exponential; tokens pow powr
+// section power; needs exponential; tokens pow( powr(
 // Powers of CUDA's math library.
 
 namespace metal {

@@ -1,4 +1,4 @@
-// section trigonometry; needs math exponential; tokens sin cos tan sincos sinpi cospi tanpi asin acos atan atan2
+// section trigonometry; needs math exponential; tokens sin( cos( tan( sincos( sinpi( cospi( tanpi( asin( acos( atan( atan2(
 // Trigonometric functions of CUDA's math library.
 
 namespace metal {
