@@ -38,6 +38,21 @@ def test_any_k_of_any_row(d, geometry):
             check(rng.integers(0, 7, (2, d)), k, mx.int32)
 
 
+@pytest.mark.parametrize("geometry", ["cpu", "gpu"])
+def test_other_rows_lengths_and_k_compile_nothing(geometry):
+    def run(rows, d, k):
+        mx.eval(topk(mx.random.normal((rows, d)), k))
+
+    with launch.geometry(geometry):
+        run(3, 40000, 8)  # several tiles and a merge
+        run(3, 300, 300)  # sorted on a CPU
+        before = metal.statistics()
+        for rows, d, k in ((5, 40000, 8), (1, 50000, 9), (40, 301, 300), (3, 70000, 5)):
+            run(rows, d, k)
+    after = metal.statistics()
+    assert after["compiles"] + after["cache_hits"] == before["compiles"] + before["cache_hits"]
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 300), st.data())
 def test_ties_nan_and_infinities(d, data):

@@ -91,17 +91,17 @@ inline uint64_t zmlx_key(int64_t v) {
 _TILES = partial(
     kernel,
     name="topk_tiles",
-    input_names=["x", "rows", "length", "tiles", "k"],
+    input_names=["x", "rows", "length", "tiles", "k", "span"],
     output_names=["values", "at"],
     header=_HEADER,
     source="""
-        const uint item = thread_position_in_grid.x + thread_position_in_grid.y * GRID;
+        const uint item = thread_position_in_grid.x + thread_position_in_grid.y * threads_per_grid.x;
         if (item >= uint(rows) * uint(tiles)) {
             return;
         }
-        const uint first = item % uint(tiles) * TILE;
-        const uint count = min(uint(TILE), uint(length) - first);
-        const uint most = min(uint(k), uint(TILE));
+        const uint first = item % uint(tiles) * uint(span);
+        const uint count = min(uint(span), uint(length) - first);
+        const uint most = min(uint(k), uint(span));
         auto tile = x + size_t(item / uint(tiles)) * uint(length) + first;
         auto best = values + size_t(item) * most;
         auto place = at + size_t(item) * most;
@@ -221,28 +221,29 @@ _SORTED = partial(
 _MERGE = partial(
     kernel,
     name="topk_merge",
-    input_names=["x", "x_at", "rows", "length", "runs", "span", "k"],
+    input_names=["x", "x_at", "rows", "length", "runs", "kept", "span", "k"],
     output_names=["values", "at"],
     header=_HEADER,
     source="""
         const uint stretches = (uint(k) + STRETCH - 1) / STRETCH;
         const uint pairs = (uint(runs) + 1) / 2;
-        const uint item = thread_position_in_grid.x + thread_position_in_grid.y * GRID;
+        const uint item = thread_position_in_grid.x + thread_position_in_grid.y * threads_per_grid.x;
         const uint pair = item / stretches % pairs;
         const uint row = item / stretches / pairs;
         if (row >= uint(rows)) {
             return;
         }
-        // Runs of KEPT places, of which fewer hold elements at the end of a row.
-        const size_t from = (size_t(row) * uint(runs) + 2 * pair) * uint(KEPT);
+        // Runs of so many places, of which fewer hold elements at the end of a row.
+        const uint places = uint(kept);
+        const size_t from = (size_t(row) * uint(runs) + 2 * pair) * places;
         auto a = x + from;
-        auto b = x + from + KEPT;
+        auto b = a + places;
         auto a_at = x_at + from;
-        auto b_at = x_at + from + KEPT;
+        auto b_at = a_at + places;
         const uint begin = 2 * pair * uint(span);
-        const uint a_count = min(uint(KEPT), uint(length) - begin);
+        const uint a_count = min(places, uint(length) - begin);
         const bool alone = 2 * pair + 1 == uint(runs);
-        const uint b_count = alone ? 0u : min(uint(KEPT), uint(length) - begin - uint(span));
+        const uint b_count = alone ? 0u : min(places, uint(length) - begin - uint(span));
         const uint count = min(uint(k), a_count + b_count);
         const uint start = item % stretches * STRETCH;
         // How many of the first `start` elements of the result come from a.
@@ -311,14 +312,12 @@ def _launches(x: mx.array, k: int, traced: bool) -> tuple[mx.array, mx.array]:
     compared = _COMPARED.get(x.dtype, mx.float32)
     types = [("T", x.dtype), ("E", compared)]
     runs, kept = -(-d // tile), min(k, tile)
-    sizes = tuple(scalar(n) for n in (rows, d, runs, k))
+    given = (x, *(scalar(n) for n in (rows, d, runs, k, tile)))
 
     def launched(
         make: Any, count: int, template: Any, inputs: Arrays, shape: Any, scratch: Outputs = ()
     ) -> tuple[mx.array, mx.array]:
         grid, threadgroup = _grid(count, group)
-        if make is not _SORTED:
-            template = (*template, ("GRID", grid[0]))
         outputs = ((shape, x.dtype), (shape, mx.uint32), *scratch)
         values, at, *_ = _made(make, traced, outputs)(
             *inputs, template=[*types, *template], grid=grid,
@@ -333,15 +332,14 @@ def _launches(x: mx.array, k: int, traced: bool) -> tuple[mx.array, mx.array]:
         template: Any = (("KEY", key), ("BITS", 8 * key.size))
         room = (slots, 2, tile)
         scratch = ((room, key), (room, mx.uint32))
-        values, at = launched(_SORTED, slots, template, (x, *sizes, scalar(tile)), shape, scratch)
+        values, at = launched(_SORTED, slots, template, given, shape, scratch)
     else:
-        template = (("TILE", tile), ("BLOCK", _BLOCK))
-        values, at = launched(_TILES, rows * runs, template, (x, *sizes), shape)
+        values, at = launched(_TILES, rows * runs, (("BLOCK", _BLOCK),), given, shape)
     span = tile
     while runs > 1:
         pairs, longer = -(-runs // 2), min(k, 2 * kept)
-        inputs = (values, at, *(scalar(n) for n in (rows, d, runs, span, longer)))
-        template = (("KEPT", kept), ("STRETCH", stretch))
+        inputs = (values, at, *(scalar(n) for n in (rows, d, runs, kept, span, longer)))
+        template = (("STRETCH", stretch),)
         threads = rows * pairs * -(-longer // stretch)
         values, at = launched(_MERGE, threads, template, inputs, (rows, pairs, longer))
         runs, kept, span = pairs, longer, 2 * span
