@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import zmlx
@@ -80,7 +80,6 @@ def check(logits, targets, weights, options):
         assert_matches(a, b, base)
 
 
-@settings(max_examples=60, deadline=None)
 @given(OPTIONS, st.booleans(), st.integers(0, 99), st.sampled_from([(4, 3), (7, 70), (3, 515)]))
 def test_any_options_together_match_float64(options, weighted, seed, shape):
     logits, targets, weights = problem(seed, *shape)
@@ -89,7 +88,6 @@ def test_any_options_together_match_float64(options, weighted, seed, shape):
     check(logits, targets, weights if weighted else None, options)
 
 
-@settings(max_examples=40, deadline=None)
 @given(OPTIONS, st.booleans(), st.integers(0, 99))
 def test_probabilities_match_float64_in_both_gradients(options, weighted, seed):
     logits, _, weights = problem(seed, 5, 37)
@@ -128,7 +126,6 @@ def test_probabilities_equal_mlx(smoothing):
     np.testing.assert_allclose(np.array(ours), np.array(theirs), rtol=2e-5)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from([-100, 1]),
     st.sampled_from([0.0, 0.3]),

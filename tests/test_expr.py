@@ -24,8 +24,8 @@ from zmlx.expr import (
     parse,
 )
 
-settings.register_profile("expressions", deadline=None, derandomize=True, max_examples=200)
-settings.load_profile("expressions")
+#: An example takes no compiler.
+MANY = settings(max_examples=20 * settings().max_examples)
 
 
 # Values
@@ -178,11 +178,13 @@ _X = st.sampled_from([-2.3, -1.7, -0.6, -0.2, 0.3, 0.7, 1.1, 1.9, 2.6])
 _Y = st.sampled_from([-2.1, -1.3, -0.4, 0.23, 0.83, 1.7, 2.9])
 
 
+@MANY
 @given(_ANY)
 def test_metal_text_reads_back(e):
     assert parse(e.metal()) == e
 
 
+@MANY
 @given(_EXACT)
 def test_evaluate_is_float64_arithmetic(e):
     assume(e.names())
@@ -191,8 +193,8 @@ def test_evaluate_is_float64_arithmetic(e):
     np.testing.assert_array_equal(np.broadcast_to(mlx_value(e, x=x, y=y), x.shape), want)
 
 
+@MANY
 @given(_SMOOTH, _X, _Y)
-@settings(max_examples=400)
 def test_derivative_is_the_limit_of_differences(e, x, y):
     assume(not e.is_condition)
     ours = value(e.derivative("x"), x=x, y=y)
@@ -210,8 +212,8 @@ def test_derivative_is_the_limit_of_differences(e, x, y):
     assert abs(ours - near) < 20 * tolerance
 
 
+@MANY
 @given(_SMOOTH, _X, _Y)
-@settings(max_examples=400)
 def test_derivative_is_mlx_s(e, x, y):
     d = e.derivative("x")
     sizes = [abs(float(v)) for tree in (e, d) for v in values(tree, x=x, y=y).values()]
@@ -221,6 +223,7 @@ def test_derivative_is_mlx_s(e, x, y):
     assert abs(value(d, x=x, y=y) - want) < 1e-4 * max(1.0, *sizes)
 
 
+@MANY
 @given(st.lists(_SMOOTH, min_size=1, max_size=3), _X, _Y)
 def test_reverse_mode_agrees_with_forward_mode(outputs, x, y):
     cotangents = [f"g{i}" for i in range(len(outputs))]

@@ -3,7 +3,7 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import zmlx
@@ -35,7 +35,6 @@ def loss_and_gradients(values, weights, cotangent, **options):
     return outputs[0], gradients
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.fixed_dictionaries(
         {

@@ -5,7 +5,7 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import zmlx
@@ -132,7 +132,6 @@ def test_it_is_the_switch_layer_of_mlx_lm():
 
 
 @GEOMETRIES
-@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_any_router(geometry, data):
     groups = data.draw(st.integers(1, 5), "groups")
@@ -318,7 +317,6 @@ def test_options_of_the_router_are_checked(options, message):
 
 
 @GEOMETRIES
-@settings(max_examples=40, deadline=None)
 @given(
     tokens=st.integers(0, 300), top_k=st.integers(1, 9), experts=st.integers(1, 200),
     seed=st.integers(0, 9),
@@ -433,7 +431,6 @@ def test_rows_without_an_expert_are_nan():
 # ---- experts ------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     rows=st.integers(1, 200), experts=st.integers(1, 20), d=st.integers(1, 20),
     h=st.integers(1, 20), seed=st.integers(0, 9),

@@ -7,7 +7,7 @@ import mlx.nn as nn
 import mlx.optimizers as mlx_optimizers
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
@@ -493,7 +493,6 @@ def test_clipping_of_other_dtypes_and_of_nothing():
     assert norm.item() == 0
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 300), min_size=1, max_size=11),
     dtypes=st.lists(st.sampled_from(FLOATING), min_size=1, max_size=3),

@@ -8,6 +8,7 @@ import mlx.nn as mnn
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
+from ops.sweep import DTYPES, in_dtypes
 from small_models import LEFT_OUT, build, names
 
 import zmlx
@@ -66,8 +67,7 @@ def test_greedy_tokens_are_the_same_in_float32(name, weights):
     assert greedy(model) == before
 
 
-@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name, dtype", in_dtypes(FAMILIES, DTYPES[1:]))
 def test_logits_in_half_precision_are_as_near_to_float32(name, dtype):
     """The bound of the operations, on the whole model: twice MLX's own error and 4 roundings.
 

@@ -5,6 +5,7 @@ import mlx.nn as mnn
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.switch_layers import SwitchGLU
+from ops.sweep import DTYPES, in_dtypes
 from small_models import build
 from test_patching import ROUTED, greedy, quantized
 
@@ -128,8 +129,7 @@ def test_gradients_of_sorted_tokens(name):
         assert near(b, a, 2 * TERMS + 40, floor), path
 
 
-@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ROUTED)
+@pytest.mark.parametrize("name, dtype", in_dtypes(ROUTED, DTYPES[1:]))
 def test_half_precision_is_probed_in_its_own_dtype(name, dtype):
     """MLX multiplies float experts on the CPU in float32 alone, so that there is nothing to
     compare them with; quantised ones are replaced."""

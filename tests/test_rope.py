@@ -5,7 +5,7 @@ import re
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from zmlx import launch, metal
@@ -35,7 +35,6 @@ def waves(dims, base=10000.0):
     return base ** (-np.arange(0, dims, 2) / dims)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_it_equals_mx_fast_rope(data):
     lead = data.draw(st.sampled_from([(), (1,), (3,), (2, 2)]))

@@ -32,8 +32,7 @@ from zmlx.codegen.pattern import RESERVED, SUFFIXES
 from zmlx.metal import KernelSpec
 
 EXAMPLES = settings(
-    max_examples=1000,
-    deadline=None,
+    max_examples=20 * settings().max_examples,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 

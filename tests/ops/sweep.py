@@ -48,17 +48,30 @@ def turns(rows: Sequence[Any], turn: int, every: int) -> list[Any]:
     ]
 
 
+def in_dtypes(names: Iterable[str], dtypes: Sequence[mx.Dtype]) -> list[Any]:
+    """(name, dtype), of which every other one runs by default."""
+    return [
+        row
+        for turn, name in enumerate(names)
+        for row in turns(
+            [pytest.param(name, d, id=f"{name}-{dtype_name(d)}") for d in dtypes], turn, 2
+        )
+    ]
+
+
 def over_ops(
     cases: Callable[[Op], Iterable[Case]],
     dtypes: Sequence[mx.Dtype] = DTYPES,
     every: int | None = None,
+    first: int = 0,
 ) -> Any:
     """Parametrises a test over (op, case, dtype). One in `every` runs by default: as many as there
     are dtypes unless given, so that a case runs in one dtype, which is another one for the next
-    case and for the next op."""
+    case and for the next op; with twice as many, half of the cases do, and with `first` as many as
+    there are dtypes, the other half."""
     rows = []
     for turn, op in enumerate(OPS):
         for i, case in enumerate(cases(op)):
             some = [pytest.param(op, case, dtype, id=label(op, case, dtype)) for dtype in dtypes]
-            rows += turns(some, i + turn, every or len(dtypes))
+            rows += turns(some, i + turn + first, every or len(dtypes))
     return pytest.mark.parametrize("op, case, dtype", rows)

@@ -12,14 +12,14 @@ from .sweep import DTYPES, OPS, over_ops, turns
 THREADS_PER_ROW = (1, 31, 33, 96, 1024)
 
 
-@over_ops(lambda op: [c for c in op.cases if c.why != "no rows"], [mx.float32], every=2)
+@over_ops(lambda op: [c for c in op.cases if c.why != "no rows"], [mx.float32], every=3)
 def test_gpu_geometry_matches_float64(op, case, dtype):
     with launch.geometry("gpu"):
         check_forward(op, case, dtype)
         check_gradient(op, case, dtype)
 
 
-@over_ops(lambda op: op.cases[3:6:2], DTYPES[1:])
+@over_ops(lambda op: op.cases[3:6:2], DTYPES[1:], every=4)
 def test_gpu_geometry_in_half_precision(op, case, dtype):
     with launch.geometry("gpu"):
         check_forward(op, case, dtype)
