@@ -93,10 +93,9 @@ def clip_by_global_norm(gradients: Any, max_norm: float) -> tuple[Any, mx.array]
     factor = clip_factor(norm, limit)
     fused = launch.settings().target != "reference"
     some = [i for i, x in enumerate(leaves) if fused and x.dtype in FLOATING]
-    done = [x if i in set(some) else clipped(x, factor) for i, x in enumerate(leaves)]
-    for i, x in zip(some, scaled([leaves[i] for i in some], factor.reshape(1)), strict=True):
-        done[i] = x
-    rest = iter(done)
+    kernel = iter(scaled([leaves[i] for i in some], factor.reshape(1)))
+    chosen = set(some)
+    rest = iter([next(kernel) if i in chosen else clipped(x, factor) for i, x in enumerate(leaves)])
     return tree_map(lambda _: next(rest), gradients), norm
 
 
