@@ -19,7 +19,7 @@ def test_gradients_match_float64(op, case, dtype):
     check_gradient(op, case, dtype)
 
 
-@over_ops(option_cases, [mx.float32, mx.bfloat16])
+@over_ops(option_cases, [mx.float32, mx.bfloat16], every=4)
 def test_options_match_float64(op, case, dtype):
     check_forward(op, case, dtype)
     check_gradient(op, case, dtype)
@@ -44,7 +44,7 @@ def test_long_rows_match_float64(turn, op):
         check_gradient(op, case, dtype)
 
 
-@over_ops(lambda op: op.long_cases[-1:], [mx.float32], every=1)
+@over_ops(lambda op: op.long_cases[-1:], [mx.float32], every=2)
 def test_a_row_too_long_for_registers_matches_float64(op, case, dtype):
     check_forward(op, case, dtype)
     check_gradient(op, case, dtype)

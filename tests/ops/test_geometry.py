@@ -32,7 +32,9 @@ def test_gpu_geometry_in_half_precision(op, case, dtype):
         row
         for turn, op in enumerate(OPS)
         for row in turns(
-            [pytest.param(op, n, id=f"{op.name}-{n}") for n in THREADS_PER_ROW], turn, 3
+            [pytest.param(op, n, id=f"{op.name}-{n}") for n in THREADS_PER_ROW],
+            turn,
+            len(THREADS_PER_ROW),
         )
     ],
 )

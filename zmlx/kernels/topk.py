@@ -95,7 +95,8 @@ _TILES = partial(
     output_names=["values", "at"],
     header=_HEADER,
     source="""
-        const uint item = thread_position_in_grid.x + thread_position_in_grid.y * threads_per_grid.x;
+        const uint item = thread_position_in_grid.x
+            + thread_position_in_grid.y * threads_per_grid.x;
         if (item >= uint(rows) * uint(tiles)) {
             return;
         }
@@ -227,7 +228,8 @@ _MERGE = partial(
     source="""
         const uint stretches = (uint(k) + STRETCH - 1) / STRETCH;
         const uint pairs = (uint(runs) + 1) / 2;
-        const uint item = thread_position_in_grid.x + thread_position_in_grid.y * threads_per_grid.x;
+        const uint item = thread_position_in_grid.x
+            + thread_position_in_grid.y * threads_per_grid.x;
         const uint pair = item / stretches % pairs;
         const uint row = item / stretches / pairs;
         if (row >= uint(rows)) {
