@@ -15,6 +15,7 @@ _FLOAT = 1e-6
 _FAST = 1e-3
 
 _SMALL = np.array([0.5, -0.25, 0.125, 0.0, 0.75, -0.5, 0.9375, -0.875], np.float32)
+_HOLES = np.array([np.nan, 2.0, -1.0, np.nan, 7.0, 0.25, 100.0, np.nan], np.float32)
 _POSITIVE = np.array([1.5, 2.0, 3.25, 0.5, 7.0, 0.25, 100.0, 8.0], np.float32)
 
 
@@ -137,6 +138,10 @@ COMMON = {
                   + np.clip(INDEX, 2, 4), within=0),
     "max, min": _row("max(x[i], 1.0f) + min(x[i], 1.0f) + max(i, 3u) + min(int(i), 3)",
                      X + 1 + INDEX + 3, within=0),
+    "max, min, clamp of NaN and a constant": _row(
+        "max(x[i], 0.5f) * 4 + min(1.0f, x[i]) + float(uchar(clamp(x[i], 3.0f, 255.0f)))",
+        np.fmax(_HOLES, 0.5) * 4 + np.fmin(1, _HOLES) + np.clip(np.fmax(_HOLES, 3), 3, 255),
+        _HOLES, 0),
     "mix": _row("mix(x[i], 2.0f, 0.25f)", X * 0.75 + 0.5, within=_FLOAT),
     "saturate": _row("saturate(x[i])", np.clip(X, 0, 1), within=0),
     "sign": _row("sign(x[i])", np.sign(X), within=0),

@@ -95,8 +95,9 @@ constexpr METAL_FUNC T select(T no, T yes, bool choice) {
   return choice ? yes : no;
 }
 
-// g++ turns a<b?b:a into one instruction, in reductions too, only where NaN and -0 need no order:
-// Metal leaves both open here. The attribute reaches no further than the function: the caller's
+// The other operand where one is NaN, as on a GPU, if the compiler knows one of them: that takes one
+// instruction. Else g++ turns a<b?b:a into one, in reductions too, only where NaN and -0 need no
+// order, and a NaN may win or lose. The attribute reaches no further than the function: the caller's
 // x != x stays.
 #ifdef ZK_MAXIMUM
 METAL_FUNC float max(float x, float y) { return ZK_MAXIMUM(x, y); }
@@ -106,8 +107,15 @@ METAL_FUNC float max(float x, float y) { return __builtin_elementwise_max(x, y);
 METAL_FUNC float min(float x, float y) { return __builtin_elementwise_min(x, y); }
 #else
 #define ZK_UNORDERED __attribute__((always_inline, optimize("finite-math-only", "no-signed-zeros")))
-ZK_UNORDERED inline float max(float x, float y) { return x < y ? y : x; }
-ZK_UNORDERED inline float min(float x, float y) { return y < x ? y : x; }
+#define ZK_KNOWN(x) (__builtin_constant_p(x) && (x) == (x))
+ZK_UNORDERED inline float zk_larger(float x, float y) { return x < y ? y : x; }
+ZK_UNORDERED inline float zk_smaller(float x, float y) { return y < x ? y : x; }
+METAL_FUNC float max(float x, float y) {
+  return ZK_KNOWN(y) ? (x > y ? x : y) : ZK_KNOWN(x) ? (y > x ? y : x) : zk_larger(x, y);
+}
+METAL_FUNC float min(float x, float y) {
+  return ZK_KNOWN(y) ? (x < y ? x : y) : ZK_KNOWN(x) ? (y < x ? y : x) : zk_smaller(x, y);
+}
 #endif
 ZK_MATH_2(max)
 ZK_MATH_2(min)
@@ -174,7 +182,11 @@ ZK_MATH_1(abs)
 ZK_MATH_2(copysign)
 ZK_MATH_1(sign)
 
-METAL_FUNC float clamp(float x, float low, float high) { return min(max(x, low), high); }
+// `low` where x is NaN, as on a GPU: written so that g++ needs no more for it than for max and min.
+METAL_FUNC float clamp(float x, float low, float high) {
+  float y = x > low ? x : low;
+  return y < high ? y : high;
+}
 METAL_FUNC float saturate(float x) { return clamp(x, 0.0f, 1.0f); }
 METAL_FUNC float mix(float x, float y, float a) { return x + (y - x) * a; }
 METAL_FUNC float step(float edge, float x) { return x < edge ? 0.0f : 1.0f; }
