@@ -5,7 +5,6 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 from core_kernels import SQUARE, core, kernel, prepare, square, x16
-from metal_source import run
 
 
 def test_scalars_constants_templates_and_two_outputs() -> None:
@@ -185,24 +184,3 @@ def test_strides_are_passed_where_the_kernel_asks_for_them() -> None:
         result = core.launch(prepare(made, (x.T,)), (x.T,))
         assert mx.array_equal(result, 2 * x.T)
         assert core.statistics()["contiguous_copies"] == before + copies
-
-
-@pytest.mark.parametrize("group", [1, 8, 37])
-@pytest.mark.parametrize(
-    "call, value",
-    [
-        ("max(x[i], 0.5f)", 0.5),
-        ("min(0.5f, x[i])", 0.5),
-        ("clamp(x[i], 3.0f, 255.0f)", 3.0),
-        ("clamp(x[i], float(i / 64) + 3.0f, float(i) + 255.0f)", 3.0),
-        ("saturate(x[i])", 0.0),
-        ("float(max(half(x[i]), half(2)))", 2.0),
-    ],
-)
-def test_nan_loses_against_a_bound_in_vectors_and_after_them(
-    call: str, value: float, group: int
-) -> None:
-    x = mx.array([float("nan")] * 37)
-    source = f"uint i = thread_position_in_grid.x; out[i] = {call};"
-    found = run(source, {"x": x}, (37, mx.float32), 37, group)
-    assert found.tolist() == [value] * 37

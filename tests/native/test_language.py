@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import mlx.core as mx
 import pytest
-from metal_source import SCHEDULES, schedule
+from metal_source import SCHEDULES, run, schedule
 
 import zmlx
 from zmlx import strict
@@ -18,6 +19,14 @@ APART = {name: row for name, row in ROWS.items() if not row.together}
 #: Groups of one thread are plain loops that the compiler sees through, others are nested loops, and
 #: those whose threads meet are fibers.
 WAYS = {"one thread": (1, False), "loop": (8, False), "fibers": (8, True)}
+#: Every row in one of the ways by default, and in the others where slow tests run.
+IN_A_WAY = [
+    pytest.param(
+        row, way, id=f"{name}-{way}", marks=() if (i + j) % len(WAYS) == 0 else pytest.mark.slow
+    )
+    for i, (name, row) in enumerate(APART.items())
+    for j, way in enumerate(WAYS)
+]
 
 
 @pytest.fixture(autouse=True)
@@ -26,8 +35,7 @@ def on_the_cpu():
         yield
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("row", APART.values(), ids=APART)
+@pytest.mark.parametrize("row, way", IN_A_WAY)
 def test_threads_on_their_own(row: Row, way: str) -> None:
     group, meet = WAYS[way]
     row.check(group, meet=meet)
@@ -60,3 +68,24 @@ def test_every_row_is_metal() -> None:
     found = dict(zip(ROWS, strict.check_many(texts, version=320), strict=True))
     refused = {name: [str(p) for p in problems] for name, problems in found.items() if problems}
     assert not refused
+
+
+@pytest.mark.parametrize("group", [1, 8, 37])
+@pytest.mark.parametrize(
+    "call, value",
+    [
+        ("max(x[i], 0.5f)", 0.5),
+        ("min(0.5f, x[i])", 0.5),
+        ("clamp(x[i], 3.0f, 255.0f)", 3.0),
+        ("clamp(x[i], float(i / 64) + 3.0f, float(i) + 255.0f)", 3.0),
+        ("saturate(x[i])", 0.0),
+        ("float(max(half(x[i]), half(2)))", 2.0),
+    ],
+)
+def test_nan_loses_against_a_bound_in_vectors_and_after_them(
+    call: str, value: float, group: int
+) -> None:
+    x = mx.array([float("nan")] * 37)
+    source = f"uint i = thread_position_in_grid.x; out[i] = {call};"
+    found = run(source, {"x": x}, (37, mx.float32), 37, group)
+    assert found.tolist() == [value] * 37
