@@ -334,9 +334,6 @@ BOTH_ACCEPT = [
     ("matrices are added to", "",
      "threadgroup float2x2 t[2]; t[0] = float2x2(1.0f); float2x2 m(1, 2, 3, 4); m += t[0] * m;\n"
      "y[0] = (m -= t[0])[0].x;"),
-    ("matrices of columns in braces", "float2x2 flip() { return {{0, 1}, {1, 0}}; }",
-     "float3x3 a({1, 2, 3}, {4, 5, 6}, float3(x[0])); const float2x2 b = {{1, 2}, {x[0], 4}};\n"
-     "y[0] = a[1][2] + (b * flip())[0].x + float2x2({b[1], b[0]})[0].y;"),
     ("matrices have the operators that a header declares",
      "thread float2x2& operator*=(thread float2x2& a, float2x2 b) { a = a * b; return a; }\n"
      "bool operator==(float2x2 a, float2x2 b) { return all(a[0] == b[0]) && all(a[1] == b[1]); }",

@@ -237,3 +237,11 @@ def test_matrices_are_made_of_columns_in_braces(compiler):
     x, y = np.arange(2, 8, dtype=np.float32), np.empty(5, np.float32)
     call(lib.braces, x, y)
     assert y.tolist() == [2 + 6 + 6, 4, 5 + 7, 14, 9]
+
+
+@every_compiler
+@pytest.mark.parametrize("use", ["float3 b = a[zk_swizzle<0, 1, 2>()];",
+                                 "a[zk_swizzle_ref<2, 0>()] = float2(1);"])  # fmt: skip
+def test_swizzles_name_components_that_there_are(compiler, use):
+    text = prelude("vectors") + f"\nvoid f() {{ float2 a(1, 2); {use} }}\n"
+    assert "the vector has no such component" in errors(text, compiler)

@@ -214,9 +214,6 @@ struct matrix {
   explicit matrix(T);
   template <typename A, typename B, typename... C>
   matrix(A, B, C...);
-  matrix(column, column);  // columns in braces
-  matrix(column, column, column);
-  matrix(column, column, column, column);
   column& operator[](int);
   column operator[](int) const;
   column operator[](int) const constant;
