@@ -213,3 +213,35 @@ def test_matrices_are_columns(compiler):
     parts = [(a @ a).T, (b @ a).T, b, 1.5 * a.T, a @ v, v @ a, determinants, emptied.T]
     expected = np.concatenate([np.ravel(part) for part in parts])
     np.testing.assert_allclose(y[: expected.size], expected, rtol=1e-5, atol=1e-6)
+
+
+MATRICES_OF_BRACES = exported("""
+float2x2 turn(float c, float s) { return {{c, s}, {-s, c}}; }
+template <class M, class... A>
+constexpr bool zk_made = requires(A... a) { M(a...); };
+static_assert(zk_made<float2x2, float, float, float, float> && !zk_made<float2x2, float, float>);
+export void braces(const float* x, float* y) {
+  float3x3 a({x[0], 1, 2}, {3, x[1], 5}, float3(6)), b = {{1, 2, 3}, {4, 5, x[2]}, {7, 8, 9}};
+  float4x2 c = float4x2({1, 2}, {3, x[3]}, {5, 6}, float2(7));
+  float2x2 d = turn(x[4], x[5]);
+  y[0] = a[0][0] + 2 * a[1][1] + a[2][2]; y[1] = b[1][2]; y[2] = c[1][1] + c[3][0];
+  y[3] = d[0][1] - d[1][0]; y[4] = float3x3({a[0], a[1], b[2]})[2].z;
+}
+""")
+
+
+@every_compiler
+def test_matrices_are_made_of_columns_in_braces(compiler):
+    text = prelude("matrices", "numbers") + MATRICES_OF_BRACES
+    lib, _ = build(text, "-O2", compiler=compiler)
+    x, y = np.arange(2, 8, dtype=np.float32), np.empty(5, np.float32)
+    call(lib.braces, x, y)
+    assert y.tolist() == [2 + 6 + 6, 4, 5 + 7, 14, 9]
+
+
+@every_compiler
+@pytest.mark.parametrize("use", ["float3 b = a[zk_swizzle<0, 1, 2>()];",
+                                 "a[zk_swizzle_ref<2, 0>()] = float2(1);"])  # fmt: skip
+def test_swizzles_name_components_that_there_are(compiler, use):
+    text = prelude("vectors") + f"\nvoid f() {{ float2 a(1, 2); {use} }}\n"
+    assert "the vector has no such component" in errors(text, compiler)

@@ -18,6 +18,19 @@ struct matrix {
   template <class... V>
     requires(sizeof...(V) == columns_ && (zk_vectorial<V> && ...))
   constexpr METAL_FUNC matrix(V... v) : columns{zk_column(v)...} {}
+  // Columns in braces, which no template parameter takes; scalars are no columns.
+  constexpr METAL_FUNC matrix(zk_column a, zk_column b)
+    requires(columns_ == 2)
+      : columns{a, b} {}
+  constexpr METAL_FUNC matrix(zk_column a, zk_column b, zk_column c)
+    requires(columns_ == 3)
+      : columns{a, b, c} {}
+  constexpr METAL_FUNC matrix(zk_column a, zk_column b, zk_column c, zk_column d)
+    requires(columns_ == 4)
+      : columns{a, b, c, d} {}
+  template <class... S>
+    requires(sizeof...(S) == columns_ && (zk_scalar<S> && ...))
+  matrix(S...) = delete;
   template <class... S>
     requires(sizeof...(S) == columns_ * rows && (zk_scalar<S> && ...))
   constexpr METAL_FUNC matrix(S... s) {

@@ -84,10 +84,12 @@ inline constexpr int zk_count<A> = A::zk_vector::zk_lanes;
   constexpr METAL_FUNC const T& operator[](int i) const { return zk_at[i]; }                  \
   template <int... I>                                                                         \
   constexpr METAL_FUNC vec<T, int(sizeof...(I))> operator[](zk_swizzle<I...>) const {         \
+    static_assert(((I < N) && ...), "the vector has no such component");                        \
     return vec<T, int(sizeof...(I))>(zk_at[I]...);                                            \
   }                                                                                           \
   template <int... I>                                                                         \
   constexpr METAL_FUNC auto operator[](zk_swizzle_ref<I...>) {                                \
+    static_assert(((I < N) && ...), "the vector has no such component");                        \
     return zk_reference<T, I...>{zk_at};                                                      \
   }                                                                                           \
                                                                                               \
