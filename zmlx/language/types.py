@@ -126,6 +126,15 @@ MATRICES = {
         "r = v.x + v.y * 10 + v.z * 100 + n[3][3] + c.y;",
         2 + 50 + 200 * INDEX + 3 + 4,
     ),
+    "columns in braces": Row(
+        "float3x3 m({1, 2, 3}, float3(4), {5, 6, float(i)});\n"
+        "float3x3 n = {{1, 2, 3}, {4, 5, 6}, {7, 8, 9}};\n"
+        "float4x2 k[2] = {{{1, 2}, {3, 4}, {5, 6}, {7, 8}}, {float2(1), {2, 3}, {4, 5}, {6, 7}}};\n"
+        "r = m[2][2] + n[1].z + K[1].y + k[0][3].y + k[1][2].x + turned(2.0f)[0].y;",
+        INDEX + 6 + 40 + 8 + 4 + 2,
+        header="constant half2x2 K {{10, 20}, {30, 40}};\n"
+        "float2x2 turned(float s) { return {{1, s}, {-s, 1}}; }\n",
+    ),
     "determinant": Row(
         "r = determinant(float2x2(1, 2, 3, i)) + determinant(float3x3(2.0f));", INDEX - 6 + 8
     ),

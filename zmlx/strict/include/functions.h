@@ -206,14 +206,29 @@ using namespace metal;
 
 namespace metal {
 
+// What braces in place of a column make.
+template <typename T, int Rows>
+struct zk_braced {
+  template <typename A, typename... B, typename = enable_if_t<sizeof...(B) + 1 == Rows>>
+  zk_braced(A, B...);
+  zk_braced(vec<T, Rows>);
+};
+
 template <typename T, int Columns, int Rows>
 struct matrix {
   typedef vec<T, Rows> column;
+  typedef zk_braced<T, Rows> zk_column;
   column columns[Columns];
   matrix() = default;
   explicit matrix(T);
   template <typename A, typename B, typename... C>
   matrix(A, B, C...);
+  template <int N = Columns, typename = enable_if_t<N == 2>>
+  matrix(zk_column, zk_column);
+  template <int N = Columns, typename = enable_if_t<N == 3>>
+  matrix(zk_column, zk_column, zk_column);
+  template <int N = Columns, typename = enable_if_t<N == 4>>
+  matrix(zk_column, zk_column, zk_column, zk_column);
   column& operator[](int);
   column operator[](int) const;
   column operator[](int) const constant;
