@@ -19,6 +19,8 @@ from metal_source import (
     schedule,
 )
 
+from zmlx import native
+
 
 def refusal(source: str, header: str = "", group: int = 1, **more: Any) -> str:
     """The error of a kernel whose name is `wrong`."""
@@ -61,6 +63,9 @@ MISTAKES = {
     "#define TWICE(a) (a + a)\nout[0] = 1;\nout[1] = TWICE(missing);": (
         "", 3, "source", "out[1] = TWICE(missing);", "missing",
     ),
+    "out[0] = 1;\nx[out[0] > 0 ? 1 : 0] += 2;": (
+        "", 2, "source", "x[out[0] > 0 ? 1 : 0] += 2;", "read-only",
+    ),
     "out[0] = 1;\n}": ("", 2, "source", "", "this '}' closes the kernel itself"),
     "out[0] = sum<float4>(1);": (
         "template <typename T> float sum(T a) {\n    return simd_sum(a);\n}\n", 2, "header",
@@ -78,6 +83,13 @@ def test_mistakes_come_back_with_the_users_line(source: str, group: int) -> None
     assert text in message
     assert what in message
     assert "zk_" not in message
+
+
+def test_what_is_written_to_an_input_is_shown_in_the_users_line_alone() -> None:
+    message = refusal("uint i = thread_position_in_grid.x;\nx[i] = 2;\nout[i] = 1;")
+    assert "sizetype" not in message
+    if "clang" not in native._compiler():
+        assert message.endswith("`x[i] = 2;`: assignment of read-only memory, such as an input")
 
 
 def test_two_mistakes_are_both_reported() -> None:

@@ -69,8 +69,13 @@ void restore_swizzles(std::string* text) {
   }
 }
 
-// Names of the prelude as the user writes them, and why what has no index may be none.
+// Names of the prelude as the user writes them, why what has no index may be none, and a location
+// that cannot be written without the compiler's expression for it, which the line shows better.
 std::string plain(std::string text) {
+  size_t location = text.find(" of read-only location ");
+  if (location != std::string::npos) {
+    return text.substr(0, location) + " of read-only memory, such as an input";
+  }
   restore_swizzles(&text);
   for (const char* prefix : {"metal::", "zk_"}) replace_all(&text, prefix, "");
   for (const char* subscript : {"for array subscript", "subscripted value is not"}) {
