@@ -7,5 +7,5 @@ By default a few, the same ones every time. `--hypothesis-profile=many` draws mo
 from hypothesis import settings
 
 settings.register_profile("few", max_examples=12, deadline=None, derandomize=True)
-settings.register_profile("many", settings.get_profile("few"), max_examples=50)
+settings.register_profile("many", settings.get_profile("few"), max_examples=60)
 settings.load_profile("few")
