@@ -8,11 +8,13 @@ of its own for MLX, which has kernels for rows that are sorted. On the CPU MLX w
 matrix-vector product per row, so rows are laid out in blocks of one expert each, the last block of
 an expert filled up with zeros, and each block is one product for the BLAS (Gale et al. 2022,
 arXiv:2211.15841, blocks on one machine instead of one kernel). Nothing waits for the counts: the
-number of blocks has a bound that shapes give.
+number of blocks has a bound that shapes give. The reference BLAS of MLX's Linux wheel takes as long
+for a row of a block as for a row alone, so that a block there is one row.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from itertools import pairwise
@@ -22,6 +24,7 @@ import mlx.core as mx
 
 from .. import launch, msl
 from ..arguments import FLOATING, INDICES, Argument, check, check_array
+from ..blas import is_openblas_used
 from ..body import BodyKernel, Plan, constant
 from ..metal import KernelSpec
 from ..registry import COUNTS_ELEMENTS, Case, Op, register
@@ -156,7 +159,9 @@ _MOST_ROWS, _LEAST_ROWS = 128, 8
 
 def block_size(rows: int, experts: int) -> int:
     """Rows per block, a power of two: about a quarter of an expert's rows, or 8 of them, which take
-    the BLAS as long as one: reading the weight."""
+    the BLAS as long as one: reading the weight. The reference BLAS has no use for blocks."""
+    if sys.platform.startswith("linux") and not is_openblas_used():
+        return 1
     mean = -(-rows // experts)
     wanted = max(-(-mean // 4), min(mean, _LEAST_ROWS))
     return min(_MOST_ROWS, 1 << (wanted - 1).bit_length())
@@ -195,21 +200,28 @@ def _blocks(offsets: mx.array, rows: int, size: int) -> _Blocks:
 Product = Callable[[mx.array, Any], mx.array]
 
 
-def _product(blocks: _Blocks) -> Product:
-    """(count, size, D), (E, H, D) → (count, size, H), differentiable any number of times: the
-    gradient of a weight is a product over its own rows only, and that product's gradients are such
-    products again. `stop_gradient` keeps `mx.jvp` from MLX's primitives, which have none; nothing
-    keeps `mx.vmap` from what a custom function ran, before it asks for the function's own rule."""
+def _product(blocks: _Blocks, dtype: mx.Dtype) -> Product:
+    """(count, size, D), (E, H, D) → (count, size, H), all in `dtype` but the weights, which are
+    cast: those of the blocks' experts where these are fewer. Differentiable any number of times:
+    the gradient of a weight is a product over its own rows only, and that product's gradients are
+    such products again. `stop_gradient` keeps `mx.jvp` from MLX's primitives, which have none;
+    nothing keeps `mx.vmap` from what a custom function ran, before it asks for the function's own
+    rule."""
 
     @mx.custom_function
     def product(x: mx.array, w: mx.array) -> mx.array:
-        x, w = mx.stop_gradient(x), mx.stop_gradient(w)
-        return mx.gather_mm(x, w.swapaxes(-1, -2), rhs_indices=blocks.experts, sorted_indices=True)
+        x, w, experts = mx.stop_gradient(x), mx.stop_gradient(w), blocks.experts
+        if w.dtype != dtype:
+            if experts.size < w.shape[0]:
+                w, experts = w[experts], _range(experts.size)
+            w = w.astype(dtype)
+        return mx.gather_mm(x, w.swapaxes(-1, -2), rhs_indices=experts, sorted_indices=True)
 
     @product.vjp
     def _(primals: Any, dy: mx.array, outputs: Any) -> Any:
         x, w = primals
-        return product(dy, w.swapaxes(-1, -2)), weights(dy, x)
+        dw = cast(mx.array, weights(dy, x))
+        return product(dy, w.swapaxes(-1, -2)), dw.astype(w.dtype)
 
     product.jvp(_bilinear_jvp(product))
 
@@ -355,7 +367,8 @@ def expert_ffn(
         row takes every expert in plain MLX, as it does in `mx.compile(shapeless=True)`.
 
     MLX's CPU products of experts are in float32: weights in half precision are widened at each
-    call. Blocks have about a quarter of an expert's mean rows, at most 128.
+    call, those of the experts that have rows where rows are few. With `zmlx.use_openblas()` rows go
+    in blocks of about a quarter of an expert's mean rows, at most 128.
     """
     if any(isinstance(w, (tuple, list)) for w in (gate, up, down)):
         _check_quantized(x, (gate, up, down), offsets, group_size, bits)
@@ -374,11 +387,11 @@ def expert_ffn(
     blocks = _blocks(offsets, rows, block_size(rows, experts) if target == "cpu" else 1)
     # MLX's products of the CPU are in float32.
     inner = mx.float32 if target == "cpu" else mx.result_type(x.dtype, weights[0].dtype)
-    product = _product(blocks)
+    product = _product(blocks, inner)
     wide = _aligned(x, blocks).astype(inner)
-    wg, wu, wd = (w.astype(inner) for w in weights)
-    hidden = swiglu(product(wide, wg), product(wide, wu))
-    return _rows(product(hidden, wd), blocks).astype(x.dtype)
+    gate, up, down = weights
+    hidden = swiglu(product(wide, gate), product(wide, up))
+    return _rows(product(hidden, down), blocks).astype(x.dtype)
 
 
 def _plain(x: mx.array, weights: Sequence[mx.array], offsets: mx.array) -> mx.array:
