@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zmlx
-from zmlx import launch
+from zmlx import launch, metal
+from zmlx.kernels import attention_launch
 from zmlx.kernels import scaled_dot_product_attention as attention
 from zmlx.registry import get
 from zmlx.testing import gradients, to_numpy
@@ -264,8 +265,6 @@ def test_heads_that_share_keys_equal_repeated_keys():
 
 
 def test_a_new_length_compiles_nothing():
-    from zmlx import metal
-
     attention(*qkv(queries=100, keys=100), causal=True, window=3).sum().item()
     before = metal.statistics()["compiles"]
     for n in (101, 150, 311):
@@ -277,7 +276,7 @@ def test_a_new_length_compiles_nothing():
 @pytest.mark.parametrize("d", [1, 7, 32, 64, 80, 96, 100, 128, 192, 256])
 def test_any_head_dimension(kind, d):
     with launch.geometry(kind):
-        check(qkv(b=1, h=1, queries=9, keys=12, d=d, v=max(1, 257 - d) if d > 128 else d))
+        check(qkv(b=1, h=1, queries=17, keys=20, d=d, v=max(1, 257 - d) if d > 128 else d))
 
 
 def test_dtypes_promote_as_in_mlx():
@@ -292,7 +291,7 @@ def test_random_configurations(data):
         return data.draw(st.integers(a, b))
 
     group, kv, d, v = draw(1, 3), draw(1, 2), draw(1, 3) * 8, draw(1, 3) * 8
-    b, queries, keys = draw(1, 2), draw(1, 140), draw(1, 140)
+    b, queries, keys = draw(1, 2), draw(1, data.draw(st.sampled_from((16, 140)))), draw(1, 140)
     options = {"causal": data.draw(st.booleans()), "return_lse": data.draw(st.booleans())}
     if data.draw(st.booleans()):
         options["window"] = draw(1, 150)
@@ -309,6 +308,53 @@ def test_random_configurations(data):
         (values[4],) = arrays((heads,), seed=9)
         which.append(4)
     check(values, which, **options)
+
+
+# ---- few queries of a cache ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("queries", [1, 8])
+@pytest.mark.parametrize("mask", [None, "bool", "added"])
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True, "return_lse": True}, {"window": 9, "softcap": 2.0}], ids=str
+)
+def test_few_queries_of_a_cache(kind, queries, mask, options, monkeypatch):
+    monkeypatch.setattr(attention_launch, "_forward", None)
+    values = [*qkv(b=2, h=4, k=2, queries=queries), None, *arrays((4,), seed=9)]
+    if mask:
+        shape = (2, 1, 1, 70) if "causal" in options else (1, 4, queries, 70)
+        (scores,) = arrays(shape, seed=8)
+        values[3] = scores > 0 if mask == "bool" else scores
+    with launch.geometry(kind):
+        check(values, [0, 1, 2, 4] if mask != "added" else range(5), **options)
+
+
+def test_a_slice_of_a_cache_and_of_a_mask_are_read_where_they_lie():
+    q, k, v = qkv(queries=1, keys=96)
+    (wide,) = arrays((1, 2, 1, 96), seed=3)
+    mx.eval(q, k, v, wide)
+    before = metal.statistics()["contiguous_copies"]
+    values = [q, k[:, :, :70], v[:, :, :70], wide[..., ::-1][..., :70]]
+    got = attention(*values)
+    mx.eval(got)
+    assert metal.statistics()["contiguous_copies"] == before
+    assert_right(got, values)
+
+
+def test_a_growing_cache_compiles_nothing():
+    q, k, v = qkv(queries=1, keys=3000)
+    mx.eval(attention(q, k[:, :, :100], v[:, :, :100]))
+    before = metal.statistics()["compiles"]
+    for n in (2, 101, 3000):
+        mx.eval(attention(q, k[:, :, :n], v[:, :, :n]))
+    assert metal.statistics()["compiles"] == before
+
+
+def test_a_compiled_step_decodes(monkeypatch):
+    monkeypatch.setattr(attention_launch, "_forward", None)
+    values = qkv(queries=1)
+    assert_right(mx.compile(attention)(*values), values)
 
 
 # ---- memory -------------------------------------------------------------------------------------

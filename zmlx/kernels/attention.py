@@ -9,7 +9,8 @@ before the mask. A sink is a score per head that takes part in the softmax and h
 Bytes: the forward reads q, k and v once per tile of 64 (CPU) or 32 (GPU) queries and writes out and
 8 bytes per query; the backward reads q, k, v, out, dout and writes dq, dk, dv, with dq in float32
 before its dtype. Nothing has the size of the scores but a mask that is given, and its gradient.
-See `attention_kernels.py` for the method.
+See `attention_kernels.py` for the method. Few queries over more keys, which is decoding, take the
+forward of `decode_attention` (`decode_kernels.py`): its bytes are k and v, once per group of heads.
 """
 
 from __future__ import annotations
@@ -119,6 +120,7 @@ def scaled_dot_product_attention(
         q: (B, H, L, D) in float32, float16 or bfloat16; computed in float32.
         k: (B, K, S, D); K divides H, and query head h reads head h div (H / K).
         v: (B, K, S, V); D and V, rounded up to multiples of 8, make at most 2048, 1024 on a GPU.
+            Up to 16 queries over more keys, 8 on a GPU, read k, v and the mask where they lie.
         mask: broadcasts to (B, H, L, S): bool (True keeps the score) or floating (added). It is
             read where it lies.
         sinks: (H,), a score per head that takes part in the softmax without a value.

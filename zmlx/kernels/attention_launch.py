@@ -14,15 +14,21 @@ from ..body import BodyKernel, Plan, constant
 from ..codegen import Operand, Output, Pass, Reduce, Rowwise
 from ..pattern import PatternKernel
 from ..targets import cpu
-from ..transforms import Arrays, Rule
+from ..transforms import Arrays, Rule, custom_function
 from .attention_backward import backward_keys, backward_mask, backward_queries
 from .attention_kernels import forward
 from .attention_plain import backward_in_mlx, forward_in_mlx
 from .attention_text import ADDED, Form
+from .decode_cache import PLAIN, Cache
+from .decode_launch import attend as decode
+from .decode_launch import attend_with_statistics as decode_with_statistics
 
 _OP = "scaled_dot_product_attention"
 #: Groups of the backward on a CPU, at least, where heads are few.
 _CPU_GROUPS = 16
+#: As many queries over more keys are decoding: on a CPU 16 take at most half of the time of a tile
+#: of 64, and one a tenth to a twentieth. On a GPU MLX decodes up to 8.
+_CPU_FEW, _GPU_FEW = 16, 8
 
 
 def _sizes(form: Form, inputs: Arrays) -> mx.array:
@@ -249,15 +255,39 @@ def _rule(form: Form) -> Rule:
     return vjp
 
 
+def _few(form: Form, inputs: Arrays) -> bool:
+    """Whether queries are so few, and the last of a cache, that the keys are what takes time."""
+    queries, keys = inputs[0].shape[2], inputs[1].shape[2]
+    return not form.spans and queries <= (_CPU_FEW if _on_cpu() else _GPU_FEW) and queries < keys
+
+
+def _decode(form: Form, statistics: bool, *inputs: mx.array) -> Any:
+    """out, or (out, peak, weight), by the kernels that split the keys."""
+    cache = Cache(
+        PLAIN, mask=form.mask, causal=form.causal, window=form.window, softcap=form.softcap
+    )
+    named = form.named(inputs)
+    run = decode_with_statistics if statistics else decode
+    return run(cache, [named[name] for name in cache.inputs], named.get("sinks"))
+
+
 def attend(form: Form, inputs: Arrays, return_lse: bool) -> Any:
     """out, or (out, lse), of the inputs that the form names."""
     q, v = inputs[0], inputs[2]
     if q.size == 0:
         out = mx.zeros((*q.shape[:3], v.shape[-1]), q.dtype)
         return (out, mx.zeros(q.shape[:3])) if return_lse else out
-    on_cpu = _on_cpu()
-    traced = launch.settings().target == "reference" or cpu.maybe_tracing(inputs)
-    if not (traced or return_lse):
-        return _forward(form, False, on_cpu)(*inputs)
-    out, peak, weight = _forward(form, True, on_cpu)(*inputs)
+    on_cpu, plain = _on_cpu(), launch.settings().target == "reference"
+    tracing = cpu.maybe_tracing(inputs)
+    statistics = bool(plain or tracing or return_lse)
+    run: Any
+    if plain or tracing == cpu.DYNAMIC or not _few(form, inputs):
+        run = _forward(form, statistics, on_cpu)
+    else:
+        run = partial(_decode, form, statistics)
+        if statistics:
+            run = custom_function(_OP, run, _rule(form))
+    if not statistics:
+        return run(*inputs)
+    out, peak, weight = run(*inputs)
     return (out, _LSE(peak, weight)) if return_lse else out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .attention_text import fill
+from .attention_text import NO_MASK, fill
 
 PLAIN, PAGED, QUANTIZED = "plain", "paged", "quantized"
 
@@ -20,12 +20,14 @@ class Cache:
         kind: how the cache lies.
         bits: of a quantised value.
         lengths: whether each batch has its own number of keys.
+        mask: not given, of what to keep, or added; of an array alone.
         causal, window, softcap, sinks: whether these are there.
     """
 
     kind: str = PLAIN
     bits: int = 0
     lengths: bool = False
+    mask: str = NO_MASK
     causal: bool = False
     window: bool = False
     softcap: bool = False
@@ -39,6 +41,7 @@ class Cache:
             cached = ("k", "k_scales", "k_biases", "v", "v_scales", "v_biases")
         return (
             "q", *cached, "scale",
+            *(("mask",) if self.mask != NO_MASK else ()),
             *(("block_table",) if self.kind == PAGED else ()),
             *(("lengths",) if self.lengths else ()),
             *(("window",) if self.window else ()),

@@ -16,7 +16,7 @@ from __future__ import annotations
 from functools import cache
 
 from ..metal import KernelSpec
-from .attention_text import fill
+from .attention_text import ADDED, NO_MASK, fill
 from .decode_cache import NAMES, PAGED, QUANTIZED, ROWS, Cache, alone, room, tile
 from .decode_lanes import LANES, PRODUCTS
 
@@ -219,6 +219,16 @@ if (length - queries + BESIDE >= 0) {
 }
 """
 
+#: Where the mask of a row begins; an axis of one is for all.
+_MASK_ROW = """\
+const int row = min(first + r, rows - 1);
+const auto mask_row = mask
+    + (mask_shape[0] > 1 ? size_t(batch) * size_t(mask_strides[0]) : 0)
+    + (mask_shape[1] > 1 ? size_t(kv_head * group + row / queries) * size_t(mask_strides[1]) : 0)
+    + (mask_shape[2] > 1 ? size_t(row % queries) * size_t(mask_strides[2]) : 0);
+const size_t mask_key = mask_shape[3] > 1 ? size_t(mask_strides[3]) : 0;
+"""
+
 
 def _scores(form: Cache) -> str:
     text = ""
@@ -228,19 +238,29 @@ for (int key = 0; key < count; ++key) {
     s[r * KEYS + key] = float(softcap) * tanh(s[r * KEYS + key] / float(softcap));
 }
 """
-    keep = []
+    near = []
     if form.causal:
-        keep.append("start + key <= position")
+        near.append("start + key <= position")
     if form.window:
-        keep.append("start + key > position - int(window)")
+        near.append("start + key > position - int(window)")
         if not form.causal:
-            keep.append("start + key < position + int(window)")
-    if keep:
+            near.append("start + key < position + int(window)")
+    if form.mask != NO_MASK:
+        text += _MASK_ROW
+        given = "mask_row[size_t(start + key) * mask_key]"
+        change = f"s[r * KEYS + key] += float({given});"
+        if form.mask != ADDED:
+            change = f"s[r * KEYS + key] = {given} ? s[r * KEYS + key] : -FLT_MAX;"
+        text += f"for (int key = 0; key < count; ++key) {{\n    {change}\n}}\n"
+    if near:
+        # A query that has no key near has them all alike.
+        beside = "position" if form.causal else "position + int(window) - 1"
         text += f"""\
 const int position = length - queries + (first + r) % queries;
+const float far = {beside} < 0 ? -FLT_MAX : -INFINITY;
 for (int key = 0; key < count; ++key) {{
     const float x = s[r * KEYS + key];
-    s[r * KEYS + key] = {" && ".join(keep)} ? x : -FLT_MAX;
+    s[r * KEYS + key] = {" && ".join(near)} ? x : far;
 }}
 """
     return text
@@ -311,10 +331,17 @@ for (int e = 0; e < SLOTS; ++e) {
 }
 """
 
+_STATISTICS = """\
+if (lane == 0) {
+    whole_peak[row] = most;
+    whole_weight[row] = total;
+}
+"""
+
 
 @cache
-def combine(name: str, sinks: bool) -> KernelSpec:
-    """The spans of each row together."""
+def combine(name: str, sinks: bool, statistics: bool) -> KernelSpec:
+    """The spans of each row together; with `statistics` also the peak and the total of each."""
     start = "float(sinks[row / size_t(sizes[1]) % size_t(sizes[2])])" if sinks else "-FLT_MAX"
     body = _COMBINE.replace("START", start).replace(
         "TOTAL", f"exp({start} - most)" if sinks else "0.0f"
@@ -322,6 +349,6 @@ def combine(name: str, sinks: bool) -> KernelSpec:
     return KernelSpec(
         f"{name}__combine",
         ("found", "peak", "weight", *(("sinks",) if sinks else ()), "sizes"),
-        ("out",),
-        body,
+        ("out", "whole_peak", "whole_weight") if statistics else ("out",),
+        body + (_STATISTICS if statistics else ""),
     )

@@ -17,6 +17,7 @@ from ..registry import Option
 from ..transforms import Arrays
 from .activations import exp
 from .attention_plain import DROPPED, product, softmax_of
+from .attention_text import KEEPS, NO_MASK
 from .decode_cache import NAMES, PAGED, QUANTIZED, Cache
 from .decode_kernels import combine, spans
 
@@ -71,7 +72,7 @@ def _spans(form: Cache, bits: int, group_size: int) -> BodyKernel:
         b, kv_heads, rows, splits, _ = plan(launch.settings(), inputs).shapes[0]
         z = decode_scores(
             q, k, named.get("lengths"), named["scale"], form.causal, named.get("window"),
-            named.get("softcap"), mx,
+            named.get("softcap"), mx, _mask(form, named),
         )  # fmt: skip
         # A span is an axis; what is missing from the last one has no weight.
         span = _CPU_SPAN if launch.is_cpu(launch.settings()) else _GPU_SPAN
@@ -87,6 +88,12 @@ def _spans(form: Cache, bits: int, group_size: int) -> BodyKernel:
     return BodyKernel(
         spans(form), plan, in_mlx, dynamic=_refuse(NAMES[form.kind]), values=_values(form)
     )
+
+
+def _mask(form: Cache, named: dict[str, mx.array]) -> mx.array | None:
+    if form.mask == NO_MASK:
+        return None
+    return named["mask"].astype(mx.bool_ if form.mask == KEEPS else mx.float32)
 
 
 def _refuse(name: str) -> Any:
@@ -126,7 +133,7 @@ def _values(form: Cache) -> Any:
 
 
 @cache
-def _combine(name: str, sinks: bool, dtype: mx.Dtype) -> BodyKernel:
+def _combine(name: str, sinks: bool, dtype: mx.Dtype, statistics: bool) -> BodyKernel:
     def plan(chosen: launch.Settings, inputs: Arrays) -> Plan:
         b, kv_heads, rows, splits, d = inputs[0].shape
         heads = inputs[3].shape[0] if sinks else 1
@@ -135,8 +142,8 @@ def _combine(name: str, sinks: bool, dtype: mx.Dtype) -> BodyKernel:
         return Plan(
             (("T", dtype), ("DV", d), ("TPR", threads)),
             launch.Geometry((), (threads, b * kv_heads * rows, 1), (threads, 1, 1)),
-            ((b, kv_heads, rows, d),),
-            (dtype,),
+            ((b, kv_heads, rows, d), *[(b, kv_heads, rows)] * (2 * statistics)),
+            (dtype, *[mx.float32] * (2 * statistics)),
             (constant((splits, max(1, queries), heads), mx.int32),),
         )
 
@@ -153,9 +160,10 @@ def _combine(name: str, sinks: bool, dtype: mx.Dtype) -> BodyKernel:
         total = (by * weight).sum(axis=-1, keepdims=True)
         if sinks:
             total = total + exp(one - most)
-        return (((by[..., None] * found).sum(axis=-2) / total).astype(dtype),)
+        out = ((by[..., None] * found).sum(axis=-2) / total).astype(dtype)
+        return (out, most.squeeze(-1), total.squeeze(-1))[: 3 if statistics else 1]
 
-    return BodyKernel(combine(name, sinks), plan, in_mlx, dynamic=_refuse(name))
+    return BodyKernel(combine(name, sinks, statistics), plan, in_mlx, dynamic=_refuse(name))
 
 
 def attend(
@@ -165,29 +173,45 @@ def attend(
     q = inputs[0]
     found = _spans(form, bits, group)(*inputs)
     some = () if sinks is None else (sinks,)
-    out = _combine(NAMES[form.kind], sinks is not None, q.dtype)(*found, *some)
+    out = _combine(NAMES[form.kind], sinks is not None, q.dtype, False)(*found, *some)
     return out.reshape(*q.shape[:3], out.shape[-1])  # type: ignore[no-any-return]
+
+
+def attend_with_statistics(
+    form: Cache, inputs: Sequence[mx.array], sinks: mx.array | None
+) -> Arrays:
+    """out, and the peak and the total of each query's scores."""
+    q = inputs[0]
+    found = _spans(form, 0, 0)(*inputs)
+    some = () if sinks is None else (sinks,)
+    out, *rest = _combine(NAMES[form.kind], sinks is not None, q.dtype, True)(*found, *some)
+    peak, weight = (x.reshape(q.shape[:3]) for x in rest)
+    return out.reshape(*q.shape[:3], out.shape[-1]), peak, weight
 
 
 # ---- in plain MLX -------------------------------------------------------------------------------
 
 
 def decode_scores(
-    q: Any, k: Any, lengths: Any, scale: Any, causal: bool, window: Any, softcap: Any, xp: Any
-) -> Any:
+    q: Any, k: Any, lengths: Any, scale: Any, causal: bool, window: Any, softcap: Any, xp: Any,
+    mask: Any = None,
+) -> Any:  # fmt: skip
     """Scores of the last queries of `lengths` keys; -inf where there is no key."""
     z = product(scale * q, xp.swapaxes(k, -1, -2), xp)
     if softcap is not None:
         z = softcap * xp.tanh(z / softcap)
+    if mask is not None:
+        z = xp.where(mask, z, DROPPED) if mask.dtype == mx.bool_ else z + mask
     key = xp.arange(k.shape[2])
     # Signed, since a query may lie before the first key.
     length = k.shape[2] if lengths is None else lengths[:, None, None, None].astype(xp.int64)
     position = length - q.shape[2] + xp.arange(q.shape[2])[:, None]
-    keep = key <= position if causal else key == key
+    near = key <= position if causal else key == key
+    none = position < (0 if causal or window is None else 1 - window)
     if window is not None:
-        keep = keep & (key > position - window) & (key < position + window)
+        near = near & (key > position - window) & (key < position + window)
     if causal or window is not None:
-        z = xp.where(keep, z, DROPPED)
+        z = xp.where(none, DROPPED, xp.where(near, z, -xp.inf))
     return z if lengths is None else xp.where(key < length, z, -xp.inf)
 
 
