@@ -163,6 +163,26 @@ def test_a_slice_of_a_cache_is_read_where_it_lies():
         before = metal.statistics()["contiguous_copies"]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("layout", ["slice", "turned"])
+def test_a_quantised_cache_is_read_where_it_lies(kind, bits, layout):
+    q, k, v = qkv(queries=1, keys=200, d=64, v=96)
+    packed = [x for each in (k, v) for x in mx.quantize(each, 32, bits)]
+    if layout == "slice":
+        given = [x[:, :, 30:130] for x in packed]
+    else:  # (B, S, K, G) in memory
+        given = [mx.contiguous(x.swapaxes(1, 2)).swapaxes(1, 2)[:, :, 30:130] for x in packed]
+    mx.eval(q, given)
+    before = metal.statistics()["contiguous_copies"]
+    with launch.geometry(kind):
+        got = quantized_attention(q, *given, bits=bits)
+        mx.eval(got)
+    assert metal.statistics()["contiguous_copies"] == before
+    dense = [mx.dequantize(*given[i : i + 3], 32, bits) for i in (0, 3)]
+    assert_right(got, [q, *dense])
+
+
 def test_values_that_do_not_lie_side_by_side():
     q, k, v = qkv()
     turned = [mx.contiguous(x.swapaxes(2, 3)).swapaxes(2, 3) for x in (k, v)]

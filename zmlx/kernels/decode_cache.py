@@ -72,23 +72,31 @@ if (#_strides[3] == 1) {
 ZMLX_ROLLED
 for (int e = 0; e < HALF@; ++e) {
     const int d = e * TPR + lane;
-    const size_t g = rows_#[key] * (D@ / GROUP) + min(d, D@ - 1) / GROUP;
-    tile[key * SLOTS@ + e] = d < D@
-        ? fma(float(#[rows_#[key] * D@ + d]), float(#_scales[g]), float(#_biases[g])) : 0.0f;
+    @group
+    tile[key * SLOTS@ + e] = d < D@ ? fma(float(#[rows_#[key] + size_t(d)]), by, plus) : 0.0f;
 }
 """,
     4: """\
 ZMLX_ROLLED
 for (int e = 0; e < HALF@; ++e) {
     const int at = e * TPR + lane;
-    const size_t g = rows_#[key] * (D@ / GROUP) + 2 * min(at, D@ / 2 - 1) / GROUP;
-    const float by = float(#_scales[g]), plus = float(#_biases[g]);
-    const int two = at < D@ / 2 ? int(#[rows_#[key] * (D@ / 2) + at]) : 0;
-    tile[key * SLOTS@ + e] = at < D@ / 2 ? fma(float(two & 15), by, plus) : 0.0f;
-    tile[key * SLOTS@ + HALF@ + e] = at < D@ / 2 ? fma(float(two >> 4), by, plus) : 0.0f;
+    const int d = 2 * at;
+    @group
+    const int two = d < D@ ? int(#[rows_#[key] + size_t(at)]) : 0;
+    tile[key * SLOTS@ + e] = d < D@ ? fma(float(two & 15), by, plus) : 0.0f;
+    tile[key * SLOTS@ + HALF@ + e] = d < D@ ? fma(float(two >> 4), by, plus) : 0.0f;
 }
 """,
 }
+
+#: The scale and the bias of value d of a row.
+_GROUP = """\
+const int group_ = min(d, D@ - 1) / GROUP;
+const float by = float(#_scales[#_scales_row + size_t(start + key) * size_t(#_scales_strides[2])
+    + size_t(group_) * size_t(#_scales_strides[3])]);
+const float plus = float(#_biases[#_biases_row + size_t(start + key) * size_t(#_biases_strides[2])
+    + size_t(group_) * size_t(#_biases_strides[3])]);
+"""
 
 #: The tile, with zeros in rows past the last key and, for one thread, in slots past a row.
 _TILE = """\
@@ -119,11 +127,24 @@ if (D@ % 16 == 0 && #_strides[3] == 1) {
     @use
 }
 """,
-    # Scales and biases of a tile lie side by side.
+    # Scales and biases of a tile, which mostly lie side by side.
     QUANTIZED: """\
-for (int e = 0; e < count * (D@ / GROUP); ++e) {
-    scales[e] = float(#_scales[rows_#[0] * (D@ / GROUP) + e]);
-    biases[e] = float(#_biases[rows_#[0] * (D@ / GROUP) + e]);
+constexpr int PER_ROW@ = D@ / GROUP;
+if (#_scales_strides[2] == PER_ROW@ && #_scales_strides[3] == 1
+    && #_biases_strides[2] == PER_ROW@ && #_biases_strides[3] == 1) {
+    for (int e = 0; e < count * PER_ROW@; ++e) {
+        scales[e] = float(#_scales[#_scales_row + size_t(start) * PER_ROW@ + e]);
+        biases[e] = float(#_biases[#_biases_row + size_t(start) * PER_ROW@ + e]);
+    }
+} else {
+    ZMLX_ROLLED
+    for (int key = 0; key < count; ++key) {
+        for (int d = 0; d < D@; d += GROUP) {
+            @group
+            scales[key * PER_ROW@ + d / GROUP] = by;
+            biases[key * PER_ROW@ + d / GROUP] = plus;
+        }
+    }
 }
 const auto soon =
     zmlx_packed_of<W, BITS, GROUP / PLACES, SOON_D / PLACES>(SOON, SOON_ROWS, scales, biases);
@@ -143,23 +164,31 @@ for (int e = 0; e < STEPS_V; e += BLOCK) {
 """,
 }
 
-#: Where one thread keeps what a tile needs beside itself.
+#: Where the scales and biases of a head begin, and room for those of a tile.
 _ROOM = {
     PLAIN: "",
-    QUANTIZED: """\
+    QUANTIZED: "".join(
+        f"const size_t {part}_row = size_t(batch) * size_t({part}_strides[0])\n"
+        f"    + size_t(kv_head) * size_t({part}_strides[1]);\n"
+        for part in ("k_scales", "k_biases", "v_scales", "v_biases")
+    )
+    + """\
 constexpr int GROUPS = ALONE ? KEYS * (D > DV ? D : DV) / GROUP : 1;
 float scales[GROUPS], biases[GROUPS];
 """,
 }
 
-#: Where row `position` of the cache begins.
-ROWS = {
-    PLAIN: """\
+_STRIDED = """\
 const size_t row_k = size_t(batch) * size_t(k_strides[0]) + size_t(kv_head) * size_t(k_strides[1])
     + size_t(position) * size_t(k_strides[2]);
 const size_t row_v = size_t(batch) * size_t(v_strides[0]) + size_t(kv_head) * size_t(v_strides[1])
     + size_t(position) * size_t(v_strides[2]);
-""",
+"""
+
+#: Where row `position` of the cache begins.
+ROWS = {
+    PLAIN: _STRIDED,
+    QUANTIZED: _STRIDED,
     PAGED: """\
 int64_t block = int64_t(block_table[size_t(batch) * size_t(block_table_strides[0])
     + size_t(position / SIZE) * size_t(block_table_strides[1])]);
@@ -173,10 +202,6 @@ const size_t row_k = size_t(block) * size_t(k_strides[0])
 const size_t row_v = size_t(block) * size_t(v_strides[0])
     + size_t(position % SIZE) * size_t(v_strides[1]) + size_t(kv_head) * size_t(v_strides[2]);
 """,
-    QUANTIZED: """\
-const size_t row_k = (size_t(batch) * kv_heads + kv_head) * keys + position;
-const size_t row_v = row_k;
-""",
 }
 
 
@@ -188,13 +213,14 @@ def room(form: Cache) -> str:
 def tile(form: Cache, name: str) -> str:
     """Rows of k or v in the tile."""
     load = _LOAD[form.bits or PLAIN].replace("STEP_#", f"size_t({name}_strides[3])")
+    load = fill(load, group=_GROUP)
     return _named(fill(_TILE, load=load), name)
 
 
 def alone(form: Cache, name: str) -> str:
     """One thread's product with rows of k or v, while the others are on their way."""
     text = _ALONE[QUANTIZED if form.kind == QUANTIZED else PLAIN]
-    text = fill(text, use=_USE[name], tile=tile(form, name))
+    text = fill(text, use=_USE[name], tile=tile(form, name), group=_GROUP)
     soon, d, rows = {"k": ("v", "DV", "rows_v"), "v": ("k", "D", "next_k")}[name]
     text = text.replace("SOON_D", d).replace("SOON_ROWS", rows).replace("SOON", soon)
     return _named(text, name)

@@ -17,7 +17,7 @@ from functools import cache
 
 from ..metal import KernelSpec
 from .attention_text import ADDED, NO_MASK, fill
-from .decode_cache import NAMES, PAGED, QUANTIZED, ROWS, Cache, alone, room, tile
+from .decode_cache import NAMES, PAGED, ROWS, Cache, alone, room, tile
 from .decode_lanes import LANES, PRODUCTS
 
 HEADER = """\
@@ -294,7 +294,7 @@ def spans(form: Cache) -> KernelSpec:
         ("found", "peak", "weight"),
         body,
         HEADER + LANES + PRODUCTS,
-        ensure_row_contiguous=form.kind == QUANTIZED,
+        ensure_row_contiguous=False,
     )
 
 

@@ -104,11 +104,11 @@ struct zmlx_packed {
         const int byte = (e / PLACES + b / PLACES) * W;
         const int group = key * (SIZE / GROUP) + byte / GROUP;
         return zmlx_dequantized<BITS, W>(
-            values + rows[key] * SIZE + byte, b % PLACES, scales[group], biases[group]);
+            values + rows[key] + byte, b % PLACES, scales[group], biases[group]);
     }
     void ask(int key, int part, int parts) const {
         for (int i = part * 64; i < SIZE; i += parts * 64) {
-            ZMLX_PREFETCH(values + rows[key] * SIZE + i);
+            ZMLX_PREFETCH(values + rows[key] + i);
         }
     }
 };

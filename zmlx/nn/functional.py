@@ -15,6 +15,7 @@ import mlx.nn as mnn
 
 from .. import kernels
 from ..choice import use_kernel
+from ..targets import cpu
 
 Function = Callable[..., mx.array]
 
@@ -271,4 +272,32 @@ def attention(
         )
     return mx.fast.scaled_dot_product_attention(
         queries, keys, values, scale=scale, mask=mask, sinks=sinks
+    )
+
+
+#: More queries are left to MLX's quantised products.
+_DECODED = 16
+
+
+def decodes(queries: mx.array, keys: Any, mask: Any, group_size: int, bits: int) -> bool:
+    """Whether `quantized_attention` takes mlx-lm's quantised cache as it lies."""
+    return (
+        isinstance(keys, (tuple, list))
+        and [x.dtype for x in keys[:1]] == [mx.uint32]
+        and len(keys) == 3
+        and bits in (4, 8)
+        and group_size % 32 == 0
+        and (mask is None or (isinstance(mask, str) and mask == "causal"))
+        and queries.shape[2] <= _DECODED
+        and cpu.maybe_tracing((queries,)) != cpu.DYNAMIC
+        and use_kernel("quantized_attention", queries)
+    )
+
+
+def quantized_attention(
+    queries: mx.array, keys: Any, values: Any, *, scale: float, mask: Any, bits: int
+) -> mx.array:
+    """mlx-lm's `quantized_scaled_dot_product_attention` for what `decodes`."""
+    return kernels.quantized_attention(
+        queries, *keys, *values, bits=bits, scale=scale, causal=mask is not None
     )

@@ -184,8 +184,13 @@ def _attention(
     mask: Any = None,
     sinks: mx.array | None = None,
 ) -> Any:
-    """mlx-lm's `scaled_dot_product_attention`; quantised caches go to the original."""
+    """mlx-lm's `scaled_dot_product_attention`; of quantised caches what has few queries and no
+    array for a mask, and the rest goes to the original."""
     if hasattr(cache, "bits"):
+        if sinks is None and F.decodes(queries, keys, mask, cache.group_size, cache.bits):
+            return F.quantized_attention(
+                queries, keys, values, scale=scale, mask=mask, bits=cache.bits
+            )
         original = sys.modules["mlx_lm.models.base"].scaled_dot_product_attention
         return original(queries, keys, values, cache, scale, mask, sinks)
     return F.attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
