@@ -15,7 +15,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from math import prod
 from threading import Lock
 from typing import Any
@@ -79,7 +79,7 @@ class KernelSpec:
         """The specification as one line of JSON with sorted keys: what is hashed."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
-    @property
+    @cached_property
     def full_name(self) -> str:
         """The name with the first 12 hex digits of the SHA-256 of the canonical specification."""
         digest = hashlib.sha256(self.canonical().encode()).hexdigest()
