@@ -356,6 +356,27 @@ def test_numbers_may_come_from_numpy():
         close(scaled(X, number), 2 * X.sum(-1))
 
 
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+def test_a_plain_number_leaves_half_precision(dtype):
+    x = X.astype(dtype)
+    f = zmlx.expression("a * x * x + b")
+    for number in (0.3, np.float64(0.3), np.float32(0.3)):
+        got = f(number, x, 1)
+        assert got.dtype == dtype
+        # The number itself is not rounded to half precision.
+        assert mx.array_equal(got, (x.astype(mx.float32).square() * number + 1).astype(dtype))
+    of_x = lambda x: f(0.3, x, True)  # noqa: E731
+    for made in (
+        mx.grad(lambda x: of_x(x).sum())(x),
+        mx.vmap(of_x)(x),
+        mx.compile(of_x, shapeless=True)(x),
+        mx.jvp(of_x, (x,), (x,))[1][0],
+    ):
+        assert made.dtype == dtype
+    assert f(mx.array(0.3), x, 1).dtype == mx.float32
+    assert f(0.3, mx.array([True]), 1).dtype == mx.float32
+
+
 def slope(f, order=1):
     """The derivative of a function of one array, element by element."""
     once = mx.grad(lambda x: f(x).sum())
@@ -381,7 +402,7 @@ def test_a_gradient_that_nobody_asks_for_is_not_computed():
     close(slope(lambda x: power(x, n), 2)(x), 6 * x)
     row = mx.full((4,), 3.0)
     close(slope(lambda x: power(x, row), 2)(x[None]), 6 * x[None])
-    built = power._kernels["full", "scalar"].vjp((x, n), (mx.ones(4),), (), [1])
+    built = power._kernels[("full", "scalar"), (True, True)].vjp((x, n), (mx.ones(4),), (), [1])
     assert built[0] is None
     assert built[1].shape == ()
 

@@ -44,6 +44,17 @@ def test_arguments_may_be_given_by_name():
             scaled(X, **wrong)
 
 
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+def test_a_plain_number_leaves_half_precision(dtype):
+    x = X.astype(dtype)
+    got = only_by_name(x, 0.3, z=3)
+    assert got.dtype == dtype
+    assert mx.array_equal(got, (x.astype(mx.float32) * 0.3 + 3).astype(dtype))
+    assert mx.grad(lambda x: only_by_name(x, 0.3, z=3).sum())(x).dtype == dtype
+    assert only_by_name(x, mx.array(0.3), 3).dtype == mx.float32
+    assert only_by_name(0.3, 2.0, z=mx.array([3])).dtype == mx.float32
+
+
 def test_constants_from_outside_may_be_numpys():
     assert mx.array_equal(constants(X), X * 1.5 + 2)
 

@@ -55,15 +55,16 @@ def sum_rows(x: mx.array, like: mx.array) -> mx.array:
 class BroadcastFunction:
     """A function of arrays that broadcast, one elementwise kernel per way in which they do.
 
-    A subclass builds the kernel for the kinds of its operands: "full" or, where one of them is a
-    "column", "row"; "column"; "scalar".
+    A subclass builds the kernel for the kinds of its operands ("full" or, where one of them is a
+    "column", "row"; "column"; "scalar") and for which of them decide the dtype of a result: all,
+    or where an array is floating, those that are no plain numbers, as in MLX.
     """
 
     def __init__(self, name: str, inputs: Mapping[str, tuple[mx.Dtype, ...]]) -> None:
         self.__name__ = self.name = name
         self.inputs = tuple(inputs)
         self._dtypes = tuple(inputs.values())
-        self._kernels: dict[tuple[str, ...], PatternKernel] = {}
+        self._kernels: dict[Any, PatternKernel] = {}
 
     def __call__(self, *arrays: mx.array | float, **named: mx.array | float) -> Any:
         """The outputs: an array, or a tuple of several. Inputs may be given by name."""
@@ -97,9 +98,12 @@ class BroadcastFunction:
             kinds[0] = "full"
         if "column" in kinds:
             kinds = ["row" if k == "full" else k for k in kinds]
-        key = tuple(kinds)
+        decides = tuple(isinstance(x, mx.array) for x in arrays)
+        if not any(d and x.dtype in FLOATING for d, x in zip(decides, values, strict=True)):
+            decides = (True,) * len(values)
+        key = tuple(kinds), decides
         if key not in self._kernels:
-            self._kernels[key] = self._build(key)
+            self._kernels[key] = self._build(*key)
         return self._kernels[key](*operands)
 
     @staticmethod
@@ -124,7 +128,7 @@ class BroadcastFunction:
             shape = [b if a == 1 else a for a, b in zip(old, new, strict=True)]
         return tuple(shape)
 
-    def _build(self, kinds: tuple[str, ...]) -> PatternKernel:
+    def _build(self, kinds: tuple[str, ...], decides: tuple[bool, ...]) -> PatternKernel:
         raise NotImplementedError
 
     def __deepcopy__(self, memo: Any) -> Any:
@@ -135,9 +139,9 @@ class BroadcastFunction:
 class ExpressionFunction(BroadcastFunction):
     """Expressions of named inputs as a differentiable function of arrays.
 
-    Shapes broadcast; arithmetic is in float32; a number output has the promoted dtype of the
-    inputs (float32 where all are bool), a condition is bool. One array comes back for one output,
-    else a tuple.
+    Shapes broadcast; arithmetic is in float32, and so are inputs that are plain numbers. A
+    number output has the promoted dtype of the arrays (float32 where all are bool), a condition is
+    bool. One array comes back for one output, else a tuple.
     """
 
     def __init__(
@@ -183,9 +187,10 @@ class ExpressionFunction(BroadcastFunction):
         body = "; ".join(f"{y} = {e.metal()}" for y, e in self.outputs.items())
         return f"{self.name}({', '.join(self.inputs)}): {body}"
 
-    def _build(self, kinds: tuple[str, ...]) -> PatternKernel:
+    def _build(self, kinds: tuple[str, ...], decides: tuple[bool, ...]) -> PatternKernel:
         each = each_kind(kinds)
         operands = tuple(Operand(n, k) for n, k in zip(self._names, kinds, strict=True))
+        rule = Number(n for n, d in zip(self._names, decides, strict=True) if d)
 
         @cache
         def backward(wanted: tuple[int, ...]) -> PatternKernel:
@@ -224,9 +229,7 @@ class ExpressionFunction(BroadcastFunction):
                 tuple(Output(y, e.metal(), each) for y, e in self._outputs.items()),
                 _lets(self._lets),
             ),
-            tuple(
-                mx.bool_ if e.is_condition else Number(self._names) for e in self.outputs.values()
-            ),
+            tuple(mx.bool_ if e.is_condition else rule for e in self.outputs.values()),
             header=_header(self._lets, self._outputs.values()),
             vjp=vjp if self._cotangents else None,
         )

@@ -75,7 +75,8 @@ class JitFunction:
         """The Python function on numbers; on arrays, which broadcast, one kernel.
 
         A float argument takes float32, float16 or bfloat16, an int one int32, a bool one bool. A
-        float result has the promoted dtype of the float arguments. Gradients by forward mode.
+        float result has the promoted dtype of the float arguments that are arrays, or float32
+        without any. Gradients by forward mode.
         """
         if not any(hasattr(a, "dtype") for a in (*arguments, *named.values())):
             return self.function(*arguments, **named)

@@ -36,7 +36,7 @@ class Launch(BroadcastFunction):
         super().__init__(function.name, {n: _DTYPES[t] for n, t in function.inputs.items()})
         self.function = function
 
-    def _build(self, kinds: tuple[str, ...]) -> PatternKernel:
+    def _build(self, kinds: tuple[str, ...], decides: tuple[bool, ...]) -> PatternKernel:
         function, each = self.function, each_kind(kinds)
         operands = tuple(
             Operand(n, k, t) for (n, t), k in zip(function.inputs.items(), kinds, strict=True)
@@ -45,7 +45,8 @@ class Launch(BroadcastFunction):
         floats = [n for n, t in function.inputs.items() if t == "float"]
         float_outputs = [y for y, t in function.outputs.items() if t == "float"]
         cotangents_of = {y: unused_name(f"d{y}", function.inputs) for y in float_outputs}
-        rule: DtypeRule = tuple(floats) if floats else mx.float32
+        deciding = [n for n, d in zip(names, decides, strict=True) if d and n in floats]
+        rule: DtypeRule = tuple(deciding) if deciding else mx.float32
 
         def vjp(
             primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Sequence[int]
