@@ -49,6 +49,13 @@ def call(kernel, x, **arguments):
 # ---- calling -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("given", [1, "no", None])
+def test_the_claim_is_true_or_false(given):
+    with pytest.raises(TypeError, match=r"\[install\] 'claim_metal' must be True or False"):
+        zmlx.install(claim_metal=given)
+    assert not interop.patched()
+
+
 def test_a_kernel_returns_a_list_of_arrays(installed):
     (y,) = call(double(), mx.arange(40.0))
     assert mx.array_equal(y, 2 * mx.arange(40.0))

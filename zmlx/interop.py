@@ -21,6 +21,7 @@ from typing import Any
 import mlx.core as mx
 
 from . import claims, launch, metal
+from .arguments import check_flag
 from .requests import check_grid
 from .targets import cpu
 
@@ -228,6 +229,7 @@ def install(*, claim_metal: bool = False) -> Installation:
             does, and give the CPU's stream to whoever asks for one of the GPU. `patched()` lists
             every name.
     """
+    check_flag("install", "claim_metal", claim_metal)
     before = _state()
     # Found out before the claim, and remembered.
     if launch.gpu_target() != "metal":
