@@ -216,7 +216,8 @@ def test_positions_beyond_the_dtype_of_the_offset_do_not_wrap(geometry, dtype, t
         ({"positions": mx.arange(4)}, "'positions' must have shape (5,) or (2, 5) but got (4,)."),
         ({"sections": (2, 2)}, "'positions' must have shape (2, 2, 5) but got None."),
         ({"sections": (2, 1)}, "'sections' must be sizes ≥ 0 that sum to 4 but got (2, 1)."),
-        ({"sections": 4}, "'sections' must be sizes ≥ 0 that sum to 4 but got 4."),
+        ({"sections": 4}, "'sections' must be a sequence of ints but got int."),
+        ({"sections": np.array([2, 2])}, "'sections' must be a sequence of ints but got ndarray."),
         ({"sections": (True, 3)}, "'sections' must be a sequence of ints but got bool."),
         ({"interleave_sections": True}, "'interleave_sections' must be False without sections"),
     ],
@@ -379,6 +380,13 @@ def test_a_cache_that_nobody_else_holds_is_filled_in_place():
     assert metal.statistics()["donations"] - before == 2 * 64
     np.testing.assert_array_equal(k_cache, rope(k))
     np.testing.assert_array_equal(v_cache, v)
+
+
+@pytest.mark.parametrize("offset", [0, mx.array(0)])
+def test_a_cache_shorter_than_the_steps_is_refused(offset):
+    k, cache = normal(1, 2, 5, 8), normal(1, 2, 3, 8)
+    with pytest.raises(ValueError, match=r"\[rope_append\] 'k_cache' must have at least 5 positi"):
+        rope_append(k, k, cache, cache, offset)
 
 
 def test_a_cache_that_is_held_does_not_change():

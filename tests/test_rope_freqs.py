@@ -79,6 +79,8 @@ def test_the_length_chooses_the_factors_of_longrope():
     scaling = {**LONG, "short_mscale": 1.25, "long_mscale": 1.5}
     assert rope_freqs(64, scaling, length=5)[1] == 1.25
     assert rope_freqs(64, scaling)[1] == 1.5
+    for entry in ({"factor": 32.0}, {"attention_factor": (17 / 12) ** 0.5}):
+        assert rope_freqs(64, {**LONG, **entry})[1] == pytest.approx((1 + 5 / 12) ** 0.5)
 
 
 def test_yarn_keeps_short_waves_and_stretches_long_ones():
@@ -134,6 +136,8 @@ def test_scalings_that_are_wrong(scaling, message):
         ({"length": 0}, ValueError, "'length' must be at least 1 but got 0."),
         ({"scaling": {"type": "dynamic", "factor": 2}}, ValueError,
          "'max_position_embeddings' must be given for 'dynamic' but got None."),
+        ({"scaling": {**LONG, "long_factor": 2.0}}, ValueError,
+         "'max_position_embeddings' must be given for 'longrope' without 'attention_factor' or "),
     ],
 )  # fmt: skip
 def test_errors(arguments, error, message):

@@ -217,6 +217,8 @@ def rope_append(
         ):
             raise bad(name, f"have shape ({', '.join(wanted)})", tuple(x.shape))
     room, length = k_cache.shape[axis], k.shape[axis]
+    if room < length:
+        raise bad("k_cache", f"have at least {length} positions, as 'k' has steps", room)
     if v_cache.shape[axis] != room:
         raise bad("v_cache", f"have {room} positions, as 'k_cache'", v_cache.shape[axis])
     if prod(k_cache.shape[:-1]) >= 2**32:

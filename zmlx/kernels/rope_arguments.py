@@ -85,8 +85,11 @@ def turning(
 
     axes: Arrays = ()
     if sections is not None:
-        given = sections if isinstance(sections, Sequence) else ()
-        sizes = tuple(check_integer(op, "sections", n, "a sequence of ints") for n in given)
+        if not isinstance(sections, Sequence):
+            raise TypeError(
+                f"[{op}] 'sections' must be a sequence of ints but got {type(sections).__name__}."
+            )
+        sizes = tuple(check_integer(op, "sections", n, "a sequence of ints") for n in sections)
         if any(n < 0 for n in sizes) or sum(sizes) != half:
             raise bad("sections", f"be sizes ≥ 0 that sum to {half}", sections)
         sections = sizes

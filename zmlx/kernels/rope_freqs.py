@@ -167,10 +167,16 @@ def _longrope(model: _Model) -> _Scaled:
     long = model.length is None or model.length > trained
     name = "long" if long else "short"
     freqs = [f * m for f, m in zip(model.waves(), model.numbers(f"{name}_factor"), strict=True)]
-    factor = model.number("factor", 1.0) if model.longest is None else model.longest / trained
-    attention = 1.0 if factor <= 1 else sqrt(1 + log(factor) / log(trained))
-    attention = model.number("attention_factor", attention)
-    return freqs, model.number(f"{name}_mscale", attention)
+    for entry in (f"{name}_mscale", "attention_factor"):
+        if model.scaling.get(entry) is not None:
+            return freqs, model.number(entry)
+    if model.longest is None and model.scaling.get("factor") is None:
+        raise ValueError(
+            f"[{_OP}] 'max_position_embeddings' must be given for '{model.kind}' without "
+            f"'attention_factor' or 'factor' in 'scaling' but got None."
+        )
+    factor = model.number("factor") if model.longest is None else model.longest / trained
+    return freqs, 1.0 if factor <= 1 else sqrt(1 + log(factor) / log(trained))
 
 
 def _proportional(model: _Model) -> _Scaled:
@@ -220,7 +226,8 @@ def rope_freqs(
             "original_max_position_embeddings" is missing it is 8192 for llama3, else 4096; put it
             in if a configuration has it elsewhere.
         base: Default: "rope_theta" of the scaling, or 10000.
-        max_position_embeddings: the longest context, on which dynamic and longrope depend.
+        max_position_embeddings: the longest context, which dynamic needs, and longrope where the
+            scaling has neither its attention factor nor the "factor" of the lengths.
         length: of the sequence: needed by dynamic; longrope takes the short factors for one that
             is not longer than the model was trained with, and the long ones if it is None.
 
