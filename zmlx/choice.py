@@ -287,8 +287,11 @@ def use_kernel(op: str, x: mx.array) -> bool:
 
     An array that is being traced counts as training: MLX does not say whether the trace is for a
     gradient or for `mx.compile`. A pointwise op that a GPU traces is left to MLX unless
-    preferred otherwise, since `mx.compile` fuses it with its neighbours.
+    preferred otherwise, since `mx.compile` fuses it with its neighbours. What is no array is left
+    to MLX too, which takes numbers here and there.
     """
+    if not isinstance(x, mx.array):
+        return False
     traced = cpu.maybe_tracing((x,)) != 0
     if choice(op, tuple(x.shape), x.dtype, training=traced).runs == "mlx":
         return False

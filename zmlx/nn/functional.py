@@ -67,7 +67,7 @@ def add_rms_norm(
     x: mx.array, residual: mx.array, weight: mx.array | None, eps: float
 ) -> tuple[mx.array, mx.array]:
     """(rms_norm(x + residual), x + residual)."""
-    if x.shape == residual.shape and use_kernel("add_rms_norm", x):
+    if use_kernel("add_rms_norm", x) and x.shape == residual.shape:
         return kernels.add_rms_norm(x, residual, weight, eps)
     total = x + residual
     return mx.fast.rms_norm(total, weight, eps), total
@@ -77,7 +77,7 @@ def add_layer_norm(
     x: mx.array, residual: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float
 ) -> tuple[mx.array, mx.array]:
     """(layer_norm(x + residual), x + residual)."""
-    if x.shape == residual.shape and use_kernel("add_layer_norm", x):
+    if use_kernel("add_layer_norm", x) and x.shape == residual.shape:
         return kernels.add_layer_norm(x, residual, weight, bias, eps)
     total = x + residual
     return mx.fast.layer_norm(total, weight, bias, eps), total
@@ -97,7 +97,7 @@ def rope(
     freqs: mx.array | None = None,
 ) -> mx.array:
     """`mx.fast.rope`."""
-    use = kernels.rope if x.ndim >= 3 and use_kernel("rope", x) else mx.fast.rope
+    use = kernels.rope if use_kernel("rope", x) and x.ndim >= 3 else mx.fast.rope
     return use(x, dims, traditional=traditional, base=base, scale=scale, offset=offset, freqs=freqs)
 
 
@@ -162,7 +162,7 @@ def hard_tanh(x: mx.array, min_val: float = -1.0, max_val: float = 1.0) -> mx.ar
 
 def glu(x: mx.array, axis: int = -1) -> mx.array:
     """`mlx.nn.glu`."""
-    if x.ndim and axis in (-1, x.ndim - 1) and x.shape[-1] % 2 == 0 and use_kernel("glu", x):
+    if use_kernel("glu", x) and x.ndim and axis in (-1, x.ndim - 1) and x.shape[-1] % 2 == 0:
         return kernels.glu_packed(x)
     return mnn.glu(x, axis)
 
@@ -184,7 +184,7 @@ def _gated(op: str, mlx: Function) -> Function:
     IMPLEMENTATIONS[op] = Implementations(kernel, compiled, "xx")
 
     def function(gate: mx.array, up: mx.array, **numbers: float) -> mx.array:
-        if gate.shape == up.shape and use_kernel(op, gate):
+        if use_kernel(op, gate) and isinstance(up, mx.array) and gate.shape == up.shape:
             return kernel(gate, up, **numbers)  # type: ignore[no-any-return]
         return compiled(gate, up, **numbers)
 

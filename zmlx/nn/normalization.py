@@ -87,7 +87,7 @@ class GroupNorm(Choosing, mnn.GroupNorm):
     op = "group_norm"
 
     def __call__(self, x: mx.array) -> Any:
-        if x.ndim >= 2 and use_kernel("group_norm", x):
+        if use_kernel("group_norm", x) and x.ndim >= 2:
             return kernels.group_norm(
                 x,
                 self.num_groups,
