@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import zmlx
-from zmlx import metal
+from zmlx import launch, metal
 from zmlx.autograd import binary_from_expr, differentiable, nary_from_expr, unary_from_expr
 from zmlx.expr import FUNCTIONS, parse
 
@@ -142,6 +142,31 @@ def test_rowwise_reduce():
     )
     for op in ("max", "min", "prod", "sum"):
         close(zmlx.rowwise.reduce(op)(X), getattr(mx, op)(X, axis=-1), 1e-4)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+@pytest.mark.parametrize("op", ["max", "min", "prod", "sum"])
+def test_a_row_with_nan_reduces_to_nan(op, kind):
+    reduce = zmlx.rowwise.reduce(op)
+    for width in (1, 3, 70, 1000):
+        # In every place of the row in turn, and in none.
+        places = np.linspace(0, width - 1, min(width, 40)).astype(int)
+        x = np.ones((len(places) + 1, width), dtype=np.float32)
+        x[np.arange(len(places)), places] = np.nan
+        with launch.geometry(kind):
+            y = np.array(reduce(mx.array(x)))
+        np.testing.assert_array_equal(np.isnan(y), [True] * len(places) + [False])
+
+
+@pytest.mark.parametrize(
+    ("op", "start"), [("max", -math.inf), ("min", math.inf), ("prod", 1.0), ("sum", 0.0)]
+)
+def test_an_empty_row_reduces_to_where_the_reduction_starts(op, start):
+    reduce, empty = zmlx.rowwise.reduce(op), mx.zeros((2, 0))
+    assert reduce(empty).tolist() == [start, start]
+    with zmlx.target("reference"):
+        assert reduce(empty).tolist() == [start, start]
+    assert mx.grad(lambda x: reduce(x).sum())(empty).shape == (2, 0)
 
 
 def test_rowwise_map_reduce_with_every_kind_of_input():

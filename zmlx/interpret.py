@@ -7,6 +7,7 @@ compile, and the `reference` target. Expressions are parsed by `zmlx.expr` and e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -26,7 +27,15 @@ _TYPES = {
     "bool": mx.bool_,
 }
 
-_REDUCE = {"sum": mx.sum, "prod": mx.prod, "max": mx.max, "min": mx.min}
+_REDUCE = {
+    "sum": mx.sum,
+    "prod": mx.prod,
+    "max": mx.max,
+    "min": mx.min,
+    "maximum": mx.max,
+    "minimum": mx.min,
+}
+_OF_NOTHING = {"max": -math.inf, "min": math.inf, "maximum": -math.inf, "minimum": math.inf}
 
 _parse = lru_cache(maxsize=4096)(expr.parse)
 
@@ -85,7 +94,10 @@ def _random(pattern: Pattern, x: Operand, values: dict[str, mx.array], ones: mx.
 def _reduce(r: Reduce, element: mx.array, values: dict[str, mx.array]) -> None:
     """Adds what a reduction names to `values`."""
     if r.op != "sum_exp":
-        total = _REDUCE[r.op](element, axis=-1, keepdims=True)
+        if r.op in _OF_NOTHING and not element.shape[-1]:
+            total = mx.full((*element.shape[:-1], 1), _OF_NOTHING[r.op])
+        else:
+            total = _REDUCE[r.op](element, axis=-1, keepdims=True)
         values[r.name] = total.astype(_TYPES[r.type])
         return
     lowest = mx.array(mx.finfo(mx.float32).min, dtype=mx.float32)

@@ -21,7 +21,7 @@ import mlx.core as mx
 from . import expr, msl
 from .arguments import BOOLEAN, FLOATING, Argument, check_identifier, check_names
 from .autograd import named_outputs
-from .codegen import REDUCTIONS, Let, Operand, Output, Pass, Reduce, Rowwise, free_names
+from .codegen import Let, Operand, Output, Pass, Reduce, Rowwise, free_names
 from .pattern import Number, PatternKernel
 
 _SHAPES = {"row": "(*, D)", "column": "(D,)", "per_row": "(*)", "scalar": "()"}
@@ -29,6 +29,9 @@ KINDS = tuple(_SHAPES)
 
 #: What an expression may name besides: the row length, and the index in the row.
 _OWN = ("D", "j")
+
+#: The ops, and what `codegen` calls them: extremes are NaN where an element is, as in MLX.
+_OPS = {"sum": "sum", "prod": "prod", "max": "maximum", "min": "minimum"}
 
 
 def reduce(
@@ -42,7 +45,8 @@ def reduce(
     """A reduction over the last axis: (*, D) to (*).
 
     Args:
-        op: "sum", "prod", "max" or "min".
+        op: "sum", "prod", "max" or "min"; of a row with NaN all are NaN, of an empty one 0, 1, -inf
+            and inf.
         expression: what is reduced, in terms of the inputs.
         finalize: the result in terms of `total` (the reduction) and `D` (the row length).
         inputs: names, all of shape (*, D), or names to kinds; see `map_reduce`.
@@ -117,6 +121,7 @@ def map_reduce(
     passes = _passes(ops, reduced, block, of_element)
     element_lets = tuple(_let(n, e) for n, e in block.items() if n in of_element)
     every = [*reduced.values(), *results.values(), *block.values()]
+    called = [e.metal() for e in every] + [f"zmlx_{_OPS[op]}" for op in ops.values()]
     return PatternKernel(
         name,
         Rowwise(
@@ -134,7 +139,7 @@ def map_reduce(
             for e in results.values()
         ),
         arguments=arguments,
-        header=msl.header_for("\n".join(e.metal() for e in every)),
+        header=msl.header_for("\n".join(called)),
     )
 
 
@@ -158,9 +163,9 @@ def _check_reductions(
             raise ValueError(
                 f"[{op}] 'reductions' must be pairs of op and expression but got {n}={pair!r}."
             )
-        if pair[0] not in REDUCTIONS:
+        if pair[0] not in _OPS:
             raise ValueError(
-                f"[{op}] 'reductions' must use {', '.join(REDUCTIONS)} but got {n}={pair[0]!r}."
+                f"[{op}] 'reductions' must use {', '.join(_OPS)} but got {n}={pair[0]!r}."
             )
     for n in kinds:
         if n in _OWN:
@@ -217,7 +222,7 @@ def _passes(
     rows = [(n, e) for n, e in lets.items() if n not in of_element]
     return tuple(
         Pass(
-            tuple(Reduce(n, ops[n], e.metal()) for n, e in reduced.items() if level[n] == i),
+            tuple(Reduce(n, _OPS[ops[n]], e.metal()) for n, e in reduced.items() if level[n] == i),
             tuple(_let(n, e) for n, e in rows if max(depth(e), 1) == i),
         )
         for i in range(1, count + 1)

@@ -6,6 +6,8 @@ pub const Reduction = struct {
     identity: []const u8,
     update: []const u8,
     fold: []const u8,
+    /// What it calls beyond the header of rows.
+    header: []const u8,
 };
 /// A kind of state of folds and scans, see `codegen/monoids.zig`.
 pub const Monoid = struct {

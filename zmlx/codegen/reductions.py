@@ -11,19 +11,43 @@ from .text import Body
 
 @dataclass(frozen=True)
 class Reduction:
-    """How a reduction starts, takes a value, and folds over the threads of a row."""
+    """How a reduction starts, takes a value, and folds over the threads of a row; `header` has what
+    it calls beyond `ROW_HEADER`, but for the functions of `zmlx.msl`."""
 
     identity: str
     update: str
     fold: str
+    header: str = ""
 
 
-#: `{a}` is the accumulator, `{v}` the value.
+def _with_nan(name: str, identity: str) -> Reduction:
+    """An extreme that is NaN where an element is; simd reductions of Metal leave NaN out."""
+    return Reduction(
+        identity,
+        f"zmlx_{name}({{a}}, {{v}})",
+        f"zmlx_row_{name}",
+        f"""
+struct zmlx_row_{name} {{
+    template <typename T> static T fold(T a, T b) {{ return zmlx_{name}(a, b); }}
+    template <typename T> static T simd(T a) {{
+        for (ushort step = 16; step > 0; step /= 2) {{
+            a = fold(a, simd_shuffle_xor(a, step));
+        }}
+        return a;
+    }}
+}};
+""",
+    )
+
+
+#: `{a}` is the accumulator, `{v}` the value. Of "max" and "min" NaN may win or lose.
 REDUCTIONS: dict[str, Reduction] = {
     "sum": Reduction("0", "{a} + {v}", "zmlx_sum"),
     "prod": Reduction("1", "{a} * {v}", "zmlx_product"),
     "max": Reduction("-INFINITY", "max({a}, {v})", "zmlx_max"),
     "min": Reduction("INFINITY", "min({a}, {v})", "zmlx_min"),
+    "maximum": _with_nan("maximum", "-INFINITY"),
+    "minimum": _with_nan("minimum", "INFINITY"),
 }
 
 

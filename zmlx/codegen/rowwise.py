@@ -15,7 +15,13 @@ from .random import (
     drawn,
     header,
 )
-from .reductions import REDUCTIONS, ROW_HEADER, fold_parts, start_parts, update_part
+from .reductions import (
+    REDUCTIONS,
+    ROW_HEADER,
+    fold_parts,
+    start_parts,
+    update_part,
+)
 from .text import (
     STEP_HEADER,
     Body,
@@ -97,7 +103,9 @@ class Rowwise(Pattern):
     @property
     def header(self) -> str:
         """Functions that the body calls."""
-        return STEP_HEADER + header(self.inputs) + (ROW_HEADER if self.passes else "")
+        ops = unique(r.op for p in self.passes for r in p.reductions)
+        rows = [ROW_HEADER, *(REDUCTIONS[op].header for op in ops if op in REDUCTIONS)]
+        return STEP_HEADER + header(self.inputs) + ("".join(rows) if self.passes else "")
 
     def source(self) -> str:
         """The body."""

@@ -25,6 +25,11 @@ pub fn isKnown(op: []const u8) bool {
     return std.mem.eql(u8, op, "sum_exp");
 }
 
+/// What a reduction calls beyond the header of rows.
+pub fn headerOf(op: []const u8) []const u8 {
+    return if (std.mem.eql(u8, op, "sum_exp")) "" else rule(op).header;
+}
+
 /// `update` of a rule, of an accumulator and a value.
 fn updated(body: *Body, update: []const u8, a: []const u8, v: []const u8) Error![]const u8 {
     var out: std.ArrayList(u8) = .empty;

@@ -65,7 +65,12 @@ pub const Rowwise = struct {
     pub fn header(p: Rowwise, arena: Allocator) Error![]const u8 {
         const drawn = try random.header(arena, p.inputs);
         const row = if (p.passes.len > 0) reductions.row_header else "";
-        return std.mem.concat(arena, u8, &.{ tables.step_header, drawn, row });
+        var out: std.ArrayList(u8) = .empty;
+        for ([_][]const u8{ tables.step_header, drawn, row }) |part| try out.appendSlice(arena, part);
+        var ops: Names = .{};
+        for (p.passes) |pass| for (pass.reductions) |r| try ops.add(arena, r.op);
+        for (ops.items()) |op| try out.appendSlice(arena, reductions.headerOf(op));
+        return out.items;
     }
 
     /// Whether outputs are summed over rows.
