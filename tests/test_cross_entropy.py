@@ -211,6 +211,27 @@ def test_other_target_dtypes_are_refused(dtype):
         cross_entropy(logits, targets.astype(dtype))
 
 
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1, "z_loss": 0.1}], ids=str)
+@pytest.mark.parametrize("linear", [False, True])
+def test_a_target_out_of_range_has_a_gradient_of_nan_in_plain_mlx(linear, options):
+    logits, _, _ = problem(3, 5, 5)
+    targets = mx.array([0, 5, -1, -100, 4])
+
+    def loss(logits):
+        options_ = {"reduction": "none", "ignore_index": -100, **options}
+        if linear:
+            return linear_cross_entropy(logits, mx.eye(5), targets, **options_)
+        return cross_entropy(logits, targets, **options_)
+
+    with zmlx.target("reference"):
+        value, gradient = loss(logits), mx.grad(lambda x: loss(x).sum())(logits)
+    bad = [False, True, True, False, False]
+    assert np.isnan(np.array(value)).tolist() == bad
+    assert np.isnan(np.array(gradient)).all(axis=1).tolist() == bad
+    assert np.isfinite(np.array(gradient)[~np.array(bad)]).all()
+    assert not np.array(gradient)[3].any()
+
+
 @pytest.mark.parametrize("linear", [False, True])
 def test_no_target_is_ignored_unless_asked(linear):
     """Not even the least integer, which stands for no index in the kernels."""

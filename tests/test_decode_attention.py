@@ -270,7 +270,7 @@ def test_a_checkpoint_may_hold_packed_words():
 # ---- values that only the device knows ----------------------------------------------------------
 
 
-def bad_calls():
+def bad_calls(sinks=None):
     q, k, v = qkv()
     cache, table = paged(k, 16, np.random.default_rng(1))
     wild = np.array(table)
@@ -279,15 +279,19 @@ def bad_calls():
     wide = np.array(table).astype(np.int64)
     wide[1, 2] += 2**32
     return {
-        "lengths": lambda: decode_attention(q, k, v, mx.array([300, 301])),
-        "lengths below": lambda: decode_attention(q, k, v, mx.array([-1, 5])),
-        "lengths of 64 bits": lambda: decode_attention(q, k, v, mx.array(np.array([2**32 + 5, 5]))),
-        "block_table of 64 bits": lambda: paged_attention(
-            q, cache, cache, mx.array(wide), mx.array([9, 300])
+        "lengths": lambda: decode_attention(q, k, v, mx.array([300, 301]), sinks),
+        "lengths below": lambda: decode_attention(q, k, v, mx.array([-1, 5]), sinks),
+        "lengths of 64 bits": lambda: decode_attention(
+            q, k, v, mx.array(np.array([2**32 + 5, 5])), sinks
         ),
-        "block_table": lambda: paged_attention(q, cache, cache, mx.array(wild), mx.array([9, 300])),
-        "context_lens": lambda: paged_attention(q, cache, cache, table, mx.array([305, 20])),
-        "good": lambda: paged_attention(q, cache, cache, mx.array(wild), few),
+        "block_table of 64 bits": lambda: paged_attention(
+            q, cache, cache, mx.array(wide), mx.array([9, 300]), sinks
+        ),
+        "block_table": lambda: paged_attention(
+            q, cache, cache, mx.array(wild), mx.array([9, 300]), sinks
+        ),
+        "context_lens": lambda: paged_attention(q, cache, cache, table, mx.array([305, 20]), sinks),
+        "good": lambda: paged_attention(q, cache, cache, mx.array(wild), few, sinks),
     }
 
 
@@ -301,6 +305,18 @@ def test_values_out_of_range_raise(name, monkeypatch):
     argument = name.split()[0]
     with pytest.raises(ValueError, match=rf"_attention\] '{argument}' must be in range but got"):
         call()
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("name", sorted(bad_calls()))
+def test_values_out_of_range_make_their_batch_nan_in_plain_mlx(name, sinks):
+    call = bad_calls(mx.zeros((qkv()[0].shape[1],)) if sinks else None)[name]
+    with zmlx.target("reference"):
+        out = np.isnan(np.array(call()))
+    bad = {"good": [False, False], "lengths": [False, True], "block_table": [False, True],
+           "block_table of 64 bits": [False, True]}.get(name, [True, False])  # fmt: skip
+    assert out.all(axis=(1, 2, 3)).tolist() == bad
+    assert out.any(axis=(1, 2, 3)).tolist() == bad
 
 
 def test_entries_past_the_context_are_not_read():

@@ -411,3 +411,16 @@ def test_a_row_out_of_range_raises_at_eval(name, columns):
         out = moe_combine(rows, weights, order.reshape(2, 2), mx.array([0, 1, 2, 3]))
     with pytest.raises(RuntimeError, match=rf"'{name}' must be in range but got 9\."):
         mx.eval(out)
+
+
+@pytest.mark.parametrize("bad", [-1, 4, 9])
+def test_a_row_out_of_range_is_nan_in_plain_mlx(bad):
+    x, rows, weights = normal(2, 5), normal(4, 5), normal(2, 2)
+    good, wrong = mx.array([0, 1, 2, 3]), mx.array([0, bad, 2, 3])
+    with zmlx.target("reference"):
+        sent = moe_dispatch(x, good.reshape(2, 2), wrong)
+        summed = moe_combine(rows, weights, wrong.reshape(2, 2), good)
+        dx = mx.grad(lambda x: moe_dispatch(x, wrong.reshape(2, 2), good).sum())(x)
+    assert np.isnan(np.array(sent)).all(axis=1).tolist() == [False, True, False, False]
+    assert np.isnan(np.array(summed)).all(axis=1).tolist() == [True, False]
+    assert np.isfinite(np.array(dx)).all()

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from attention_oracle import assert_right, assert_right_gradients
 
+import zmlx
 from zmlx import checks, launch
 from zmlx.kernels import varlen_attention
 from zmlx.kernels.attention import scaled_dot_product_attention_reference
@@ -85,6 +86,14 @@ def test_ends_out_of_range_raise_at_evaluation(cuts):
     out = varlen_attention(*inputs(), *[mx.array(c) for c in cuts])
     with pytest.raises(RuntimeError, match="'cu_seqlens' must be in range but got"):
         mx.eval(out)
+
+
+@pytest.mark.parametrize("sinks", [None, mx.zeros((4,))], ids=["plain", "sinks"])
+@pytest.mark.parametrize("cuts", BAD, ids=str)
+def test_ends_out_of_range_make_everything_nan_in_plain_mlx(cuts, sinks):
+    with zmlx.target("reference"):
+        out = varlen_attention(*inputs(), *[mx.array(c) for c in cuts], sinks)
+    assert np.isnan(np.array(out)).all()
 
 
 @pytest.mark.parametrize("cuts", BAD, ids=str)

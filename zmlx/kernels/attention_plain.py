@@ -65,6 +65,7 @@ def _scores(
         some = spans.astype(mx.float32)
         rule = (key > some[:, :1]) & (key <= some[:, 1:2])
         z = xp.where(rule, xp.where(some[:, 2:] != 0, DROPPED, z), -xp.inf)
+        z = xp.where(rule & (some[:, 2:] == 2), xp.nan, z)
         return z, rule & (some[:, 2:] == 0), slope
     if keep is not None:
         z = xp.where(keep, z, DROPPED)

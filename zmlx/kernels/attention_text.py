@@ -199,7 +199,8 @@ def scores(form: Form, *, keys_are_rows: bool) -> str:
         lines.append(f"const float far = {beside} < 0 ? -FLT_MAX : -INFINITY;")
         lines.append(f"x = {' && '.join(near)} ? x : far;")
     if form.spans:
-        lines.append("x = spans[3 * query + 2] != 0 ? -FLT_MAX : x;")
+        lines.append("const int lost = spans[3 * query + 2];")
+        lines.append("x = lost == 0 ? x : lost == 1 ? -FLT_MAX : NAN;")
         inside = "key >= spans[3 * query] && key < spans[3 * query + 1]"
         lines.append(f"x = {inside} ? x : -INFINITY;")
     else:

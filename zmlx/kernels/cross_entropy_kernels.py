@@ -156,6 +156,7 @@ ROW = (
     Let("valid", "target >= 0 && target < D", "bool"),
     Let("index", "valid ? target : 0", "int64_t"),
 )
+FACTOR = "valid || ignored ? 1.0f : NAN"
 CHECK = (Check("!valid && !ignored", "targets", "target"),)
 
 
@@ -189,7 +190,8 @@ def _forward_pattern(terms: Terms, keeps: bool) -> Rowwise:
         value += " + smoothing / D * rest"
     if terms.z_loss:
         value += " + z_scale * lse * lse"
-    loss = Output("loss", counted(value), "per_row")
+    # A factor and no other value, so that plain MLX's gradient is NaN as well.
+    loss = Output("loss", f"ignored ? 0.0f : ({value}) * ({FACTOR})", "per_row")
     return Rowwise(
         inputs,
         (loss, *outputs),

@@ -83,11 +83,26 @@ def _spans(form: Cache, bits: int, group_size: int) -> BodyKernel:
         peak = mx.stop_gradient(mx.maximum(mx.max(z, axis=-1, keepdims=True), DROPPED))
         e = exp(z - peak)
         found = e.swapaxes(2, 3) @ mx.unflatten(v, 2, (splits, span))
-        return found.swapaxes(2, 3), peak.squeeze(-1), e.sum(axis=-1)
+        total = e.sum(axis=-1)
+        if form.lengths:
+            total = mx.where(_bad(form, named)[:, None, None, None], mx.nan, total)
+        return found.swapaxes(2, 3), peak.squeeze(-1), total
 
     return BodyKernel(
         spans(form), plan, in_mlx, dynamic=_refuse(NAMES[form.kind]), values=_values(form)
     )
+
+
+def _bad(form: Cache, named: dict[str, mx.array]) -> mx.array:
+    """Whether a batch's length is out of range, or a block that it has."""
+    lengths, k = named["lengths"].astype(mx.int64), named["k"]
+    if form.kind != PAGED:
+        return (lengths < 0) | (lengths > k.shape[2])
+    table = named["block_table"].astype(mx.int64)
+    size, count = k.shape[1], table.shape[1]
+    wrong = (table < 0) | (table >= k.shape[0])
+    wrong = wrong & (size * mx.arange(count) < lengths[:, None])
+    return (lengths < 0) | (lengths > count * size) | wrong.any(axis=1)
 
 
 def _mask(form: Cache, named: dict[str, mx.array]) -> mx.array | None:

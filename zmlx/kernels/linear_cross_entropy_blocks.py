@@ -203,7 +203,8 @@ class Blocks:
         if "z_scale" in some:
             loss = loss + some["z_scale"] * lse * lse
         ignored = (targets == some["ignore"]) & (some["ignore"].astype(mx.int64) != NOTHING)
-        loss = mx.where(ignored, 0.0, mx.where(valid, loss, mx.nan))
+        # A factor and no other value, so that the gradient is NaN as well.
+        loss = mx.where(ignored, 0.0, loss * mx.where(valid | ignored, 1.0, mx.nan))
         return [loss, lse, mx.zeros_like(lse)]
 
     def __call__(self, *inputs: mx.array) -> Sequence[mx.array]:

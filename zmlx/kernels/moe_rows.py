@@ -143,26 +143,38 @@ def _combine_vjp(
     return [dy, dweights, None, None]
 
 
-def _spread_weighted_reference(
+def _rows(x: mx.array, index: mx.array) -> mx.array:
+    """x[index], and NaN where there is no such row, which MLX does not look at."""
+    if not x.shape[0]:
+        return mx.full((*index.shape, *x.shape[1:]), mx.nan, x.dtype)
+    good = (index >= 0) & (index < x.shape[0])
+    return mx.where(good[..., None], x[mx.where(good, index, 0)], mx.nan)
+
+
+def _dispatch_plain(x: mx.array, positions: mx.array, order: mx.array) -> Arrays:
+    return (_rows(x.reshape(-1, x.shape[-1]), order // positions.shape[-1]),)
+
+
+def _spread_weighted_plain(
     x: mx.array, weights: mx.array, positions: mx.array, order: mx.array
 ) -> Arrays:
-    rows = moe_dispatch_reference(x, positions, order).astype(mx.float32)
-    factors = weights.reshape(-1)[order].astype(mx.float32)
-    return ((rows * factors[:, None]).astype(x.dtype),)
+    rows = _dispatch_plain(x, positions, order)[0].astype(mx.float32)
+    factors = _rows(weights.reshape(-1, 1), order).astype(mx.float32)
+    return ((rows * factors).astype(x.dtype),)
 
 
 def _combine_plain(x: mx.array, *rest: mx.array) -> Arrays:
-    weights, positions, order = rest
-    wide, factors = x.astype(mx.float32), weights.astype(mx.float32)
-    return (moe_combine_reference(wide, factors, positions, order).astype(x.dtype),)
+    weights, positions, _ = rest
+    rows, factors = _rows(x.astype(mx.float32), positions), weights.astype(mx.float32)
+    return ((rows * factors[..., None]).sum(axis=-2).astype(x.dtype),)
 
 
 def _sum_plain(x: mx.array, positions: mx.array, order: mx.array) -> Arrays:
-    return (x[positions].astype(mx.float32).sum(axis=-2).astype(x.dtype),)
+    return (_rows(x, positions).astype(mx.float32).sum(axis=-2).astype(x.dtype),)
 
 
 def _dots_plain(x: mx.array, dy: mx.array, weights: mx.array, positions: mx.array) -> Arrays:
-    products = x[positions].astype(mx.float32) * dy[..., None, :].astype(mx.float32)
+    products = _rows(x, positions).astype(mx.float32) * dy[..., None, :].astype(mx.float32)
     return (products.sum(axis=-1).astype(weights.dtype),)
 
 
@@ -180,7 +192,7 @@ _DISPATCH = BodyKernel(
     _spec("moe_dispatch", ("x", "positions", "order", "D", "K", "tokens"), "y", text.SPREAD,
           WEIGHT="1.0f", COPY="valid"),
     _spread_plan,
-    lambda x, positions, order: (moe_dispatch_reference(x, positions, order),),
+    _dispatch_plain,
     vjp=_dispatch_vjp,
     dynamic=shapeless("moe_dispatch"),
 )  # fmt: skip
@@ -188,7 +200,7 @@ _SPREAD_WEIGHTED = BodyKernel(
     _spec("moe_combine__dx", ("x", "weights", "positions", "order", "D", "K", "tokens"), "y",
           text.SPREAD, WEIGHT="weights[valid ? slot : 0]", COPY="false"),
     _spread_plan,
-    _spread_weighted_reference,
+    _spread_weighted_plain,
 )  # fmt: skip
 _SUM = BodyKernel(
     _spec("moe_dispatch__dx", ("x", "positions", "order", "D", "K", "rows"), "y", text.GATHER,

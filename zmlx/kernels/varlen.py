@@ -32,8 +32,9 @@ from .attention_text import Form
 
 _OP = "varlen_attention"
 
-#: Of each query: its keys from and to, and whether none is left, which makes them all of its
-#: sequence's. Of each key: the queries that may have it.
+#: Of each query: its keys from and to, and 1 where none is left, which makes them all of its
+#: sequence's, or 2 where the sequences are none, which makes all scores NaN. Of each key: the
+#: queries that may have it.
 _SPANS = """\
 const int i = int(thread_position_in_grid.x);
 const int sequences = int(sizes[0]);
@@ -80,8 +81,8 @@ if (i < queries) {
     }
     const bool none = high <= low;
     spans[3 * i] = good ? (none ? k0 : low) : 0;
-    spans[3 * i + 1] = good ? (none ? k1 : high) : 0;
-    spans[3 * i + 2] = none ? 1 : 0;
+    spans[3 * i + 1] = good ? (none ? k1 : high) : keys;
+    spans[3 * i + 2] = good ? (none ? 1 : 0) : 2;
 } else if (i < queries + keys) {
     const int own = i - queries, local = own - k0;
     int low = q0, high = q1;
@@ -94,7 +95,7 @@ if (i < queries) {
         high = min(high, q0 + local - offset + window);
     }
     key_spans[2 * own] = good ? low : 0;
-    key_spans[2 * own + 1] = good ? max(low, high) : 0;
+    key_spans[2 * own + 1] = good ? max(low, high) : queries;
 }
 """
 
@@ -133,7 +134,11 @@ def _ranges(
 def _spans_in_mlx(*inputs: mx.array) -> Arrays:
     q, k, cu_q, cu_k, rule = inputs
     queries, keys = q.shape[1], k.shape[1]
-    cu_q, cu_k = (mx.stop_gradient(x).astype(mx.int32) for x in (cu_q, cu_k))
+    cu_q, cu_k = (mx.stop_gradient(x).astype(mx.int64) for x in (cu_q, cu_k))
+    bad = mx.array(False)
+    for cu, most in ((cu_q, queries), (cu_k, keys)):
+        bad = bad | (cu[0] != 0) | (cu[-1] != most) | (cu[1:] < cu[:-1]).any()
+    cu_q, cu_k = cu_q.astype(mx.int32), cu_k.astype(mx.int32)
     causal, window = rule[0] != 0, mx.where(rule[1] > 0, rule[1], 2**30)
     k0, k1, low, high = _ranges(cu_q, cu_k, queries, keys, False, window, mx)
     i = mx.arange(queries)
@@ -142,6 +147,7 @@ def _spans_in_mlx(*inputs: mx.array) -> Arrays:
     high = mx.where(causal, mx.minimum(high, last), high)
     none = high <= low
     spans = mx.stack([mx.where(none, k0, low), mx.where(none, k1, high), none], axis=1)
+    spans = mx.where(bad, mx.array([0, keys, 2]), spans)
     # Every query may have every key: only the kernel's own walk is shorter for knowing better.
     every = mx.broadcast_to(mx.array([0, queries]), (keys, 2))
     return spans.astype(mx.int32), every.astype(mx.int32)
