@@ -181,6 +181,27 @@ def test_rowwise_map_reduce_with_every_kind_of_input():
     close(lse, mx.logsumexp(X, axis=-1) + shift)
 
 
+def test_a_let_that_is_a_condition_is_one_as_an_output():
+    lets = "near = x < 0.5; both = near && y < 0.5; same = both"
+    outputs = {"a": "near", "b": "same", "c": "near + x", "d": "where(same, x, y)"}
+    f = zmlx.elementwise.map(outputs, ("x", "y"), lets=lets)
+    near, both = mx.less(X, 0.5), mx.logical_and(mx.less(X, 0.5), mx.less(Y, 0.5))
+    for function in (f, pickle.loads(pickle.dumps(f))):
+        a, b, c, d = function(X, Y)
+        assert (a.dtype, b.dtype, c.dtype, d.dtype) == (mx.bool_,) * 2 + (mx.float32,) * 2
+        assert mx.array_equal(a, near)
+        assert mx.array_equal(b, both)
+        close(c, near + X)
+        close(d, mx.where(both, X, Y))
+    close(mx.grad(lambda y: sum(o.astype(mx.float32).sum() for o in f(X, y)))(Y), 1.0 - both)
+    g = zmlx.rowwise.map_reduce({"m": ("max", "x")}, {"t": "top", "n": "few"},
+                                lets="top = x == m; few = m < 0.9")  # fmt: skip
+    top, few = g(X)
+    assert (top.dtype, few.dtype) == (mx.bool_, mx.bool_)
+    assert mx.array_equal(top, X.max(axis=-1, keepdims=True) == X)
+    assert mx.array_equal(few, X.max(axis=-1) < 0.9)
+
+
 def test_kept_values_change_nothing():
     reductions = {"m": ("max", "x"), "s": ("sum", "e")}
     plain = zmlx.rowwise.map_reduce(reductions, "e / s", lets="e = exp(x - m)")

@@ -154,6 +154,8 @@ class ExpressionFunction(BroadcastFunction):
     ) -> None:
         super().__init__(name, dict.fromkeys(inputs, FLOATING + BOOLEAN))
         self._definition = name, tuple(inputs), dict(outputs), lets, gradients
+        lets = Block(tuple((n, lets.typed(e)) for n, e in lets.lets))
+        outputs = {y: lets.typed(e) for y, e in outputs.items()}
         self.outputs = dict(outputs)
         lets_names = [n for n, _ in lets.lets]
         written = free_names(dict.fromkeys([*inputs, *lets_names, *outputs]))
@@ -178,7 +180,7 @@ class ExpressionFunction(BroadcastFunction):
             )
         else:
             self._gradient_lets = self._lets
-            self._gradients = tuple(body(e) for e in gradients)
+            self._gradients = tuple(body(lets.typed(e)) for e in gradients)
 
     def __reduce__(self) -> Any:
         return ExpressionFunction, self._definition

@@ -92,8 +92,10 @@ def map_reduce(
     named = named_outputs(name, outputs, ())
     block = _parse_lets(lets, (*kinds, *reductions, *_OWN))
     known = (*kinds, *reductions, *block, *_OWN)
-    reduced = {n: expr.parse(text, known) for n, (_, text) in reductions.items()}
-    results = {n: expr.parse(text, known) for n, text in named.items()}
+    typed = expr.Block(tuple(block.items())).typed
+    block = {n: typed(e) for n, e in block.items()}
+    reduced = {n: typed(expr.parse(text, known)) for n, (_, text) in reductions.items()}
+    results = {n: typed(expr.parse(text, known)) for n, text in named.items()}
     _check_order(name, reduced, block)
     for n in check_names(name, "keep", keep):
         if n not in block and kinds.get(n) not in ("row", "column"):

@@ -47,6 +47,14 @@ class Block:
             values[name] = value.substitute(values)
         return e.substitute(values)
 
+    def typed(self, e: Expr) -> Expr:
+        """`e` with the lets that are conditions named as such; the parser takes them for floats."""
+        conditions: dict[str, Expr] = {}
+        for let, value in self.lets:
+            if value.substitute(conditions).is_condition:
+                conditions[let] = Expr("condition", (), let)
+        return e.substitute(conditions) if conditions else e
+
     def evaluate(self, arrays: Mapping[str, mx.array]) -> dict[str, mx.array]:
         """The value of every let in plain MLX ops."""
         found: dict[str, mx.array] = {}
