@@ -292,6 +292,16 @@ def test_rows_of_an_odd_width_share_no_counter():
             assert abs(correlation(kept[:-1, i].astype(float), kept[1:, k].astype(float))) < 5
 
 
+@pytest.mark.parametrize("width", [9, 16, 23])
+def test_an_offset_of_eights_per_row_continues_the_stream_of_a_norm(width):
+    x = mx.random.normal((12, width), key=mx.random.key(0))
+    whole = rms_norm_dropout(x, p=0.5, seed=3)
+    rest = rms_norm_dropout(x[5:], p=0.5, seed=3, offset=5 * -(-width // 8))
+    assert mx.array_equal(whole[5:], rest)
+    same = mx.array_equal(whole != 0, dropout(x, 0.5, seed=3) != 0).item()
+    assert same == (width % 8 == 0)
+
+
 def test_what_is_dropped_of_x_has_no_gradient_and_the_residual_has_one():
     x, r = mx.random.normal((9, 65)), mx.random.normal((9, 65))
 

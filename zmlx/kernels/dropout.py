@@ -115,8 +115,8 @@ def dropout(
     Args:
         x: any shape, in float32, float16 or bfloat16.
         p: the probability to drop, in [0, 1); its resolution is 2⁻²⁴.
-        seed: key of the generator, an int in [0, 2⁶³) or a 0-d integer array. Different seeds give
-            independent masks.
+        seed: key of the generator, an int in [0, 2⁶³) or a 0-d array in int32, uint32, int64 or
+            uint64. Different seeds give independent masks.
         offset: counter of the first element, as seed. A counter serves eight elements, so that
             calls under one seed are independent if their offsets differ by at least size / 8.
 

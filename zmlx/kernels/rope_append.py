@@ -172,7 +172,7 @@ def rope_append(
     """Turns new keys as `rope`, and writes them and their values into a cache at `offset`.
 
     Args:
-        k: (B, H, L, D), or (B, L, H, D) for the layout "BLHD", in float32, float16 or bfloat16.
+        k: (B, H, L, D) in float32, float16 or bfloat16.
         v: (B, H, L, V): as k, but for the last axis.
         k_cache: (B, H, S, D), with S ≥ L positions, of any floating dtype.
         v_cache: (B, H, S, V).
@@ -181,6 +181,7 @@ def rope_append(
             of its batch NaN; on the CPU the evaluation raises.
         q: (B, G, L, D) queries of the same steps, with any number G of heads, turned too.
         dims, traditional, base, scale, freqs: as for `rope`.
+        layout: "BHLD", as above, or "BLHD": of all these arrays axes 1 and 2 change places.
 
     Returns:
         The caches with the new steps, and q turned if it is given. On the CPU they take over the
