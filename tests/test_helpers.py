@@ -133,6 +133,29 @@ def test_bad_arguments_of_an_expression():
         f(X)
 
 
+@pytest.mark.parametrize("number", [10**400, -(10**400)], ids=["above", "below"])
+def test_a_number_beyond_a_float_is_refused_by_name(number):
+    with pytest.raises(ValueError, match=r"\[times\] 'y' must be in the range of a float but got"):
+        zmlx.elementwise.binary("x * y", name="times")(X, number)
+    with pytest.raises(ValueError, match=r"\[silu\] 'x' must be in the range of a float but got"):
+        zmlx.kernels.silu(number)
+
+
+def test_differentiable_takes_functions():
+    double = zmlx.expression("2 * x")
+    for arguments, argument in (((3, double), "forward"), ((double, 3), "vjp")):
+        with pytest.raises(TypeError, match=rf"'{argument}' must be a function but got int"):
+            differentiable(*arguments)
+    with pytest.raises(TypeError, match=r"\[f\] 'reference' must be a function but got int"):
+        differentiable(double, double, reference=3, name="f")
+
+
+def test_the_reference_of_differentiable_may_return_a_bare_array():
+    f = differentiable(zmlx.expression("2 * x"), lambda p, c, o, w: c, reference=lambda x: 2 * x)
+    with zmlx.target("reference"):
+        assert f(X[:1]).shape == (1, 70)
+
+
 def test_rowwise_reduce():
     norm = zmlx.rowwise.reduce("sum", "x * x", finalize="sqrt(total / D)")
     close(norm(X), mx.sqrt((X * X).mean(-1)))

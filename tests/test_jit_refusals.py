@@ -245,6 +245,11 @@ def test_a_lambda_is_refused():
     with pytest.raises(ValueError, match="must be a plain `def`"):
         compile_function(lambda x: x)
 
+    def in_a_line(x): return compile_function(lambda y: y)  # fmt: skip
+
+    with pytest.raises(ValueError, match="'<lambda>' must be a plain `def`"):
+        in_a_line(1.0)
+
 
 def test_the_line_of_an_indented_function_is_its_own():
     def local(x):

@@ -400,6 +400,12 @@ def test_an_expert_out_of_range_raises_at_eval(geometry, bad):
             mx.eval(routing.order)
 
 
+@pytest.mark.parametrize("experts", [2**31 - 1, 2**40])
+def test_too_many_experts_are_refused(experts):
+    with pytest.raises(ValueError, match=r"\[moe_sort\] 'num_experts' must be below 2\^31 - 1"):
+        moe_sort(mx.array([[0, 1]]), num_experts=experts)
+
+
 @pytest.mark.parametrize("columns", [5, 40])
 @pytest.mark.parametrize("name", ["order", "positions"])
 def test_a_row_out_of_range_raises_at_eval(name, columns):

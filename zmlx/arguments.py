@@ -155,6 +155,22 @@ def check_number(op: str, name: str, value: Any) -> float:
         ) from None
 
 
+def number_for(
+    op: str, name: str, value: Any, dtypes: Sequence[mx.Dtype]
+) -> bool | int | float | None:
+    """A number of Python or of NumPy as an argument of these dtypes takes it, None for anything
+    else, or an error where it is out of range."""
+    if isinstance(value, mx.array) or not isinstance(value, Real):
+        number = python_number(value)
+        return number if number is None or mx.float32 not in dtypes else float(number)
+    if mx.float32 in dtypes:
+        return float(value) if isinstance(value, bool) else check_number(op, name, value)
+    number = python_number(value)
+    if isinstance(number, int) and not -(2**63) <= number < 2**63:
+        raise ValueError(f"[{op}] '{name}' must be a number of 64 bits but got a larger int.")
+    return number
+
+
 def check_not_negative(op: str, name: str, value: Any) -> float:
     """`value` as a float that is at least 0 and finite, or an error."""
     number = check_number(op, name, value)

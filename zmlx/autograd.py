@@ -24,7 +24,7 @@ from .arguments import (
     check_array,
     check_identifier,
     check_names,
-    python_number,
+    number_for,
 )
 from .codegen import Columnwise, Elementwise, Let, Operand, Output, Rowwise, free_names
 from .expr import Block, Expr
@@ -82,8 +82,8 @@ class BroadcastFunction:
                 f"{len(arrays)}."
             )
         values = [
-            x if isinstance(x, mx.array) else self._number(x, dtypes)
-            for x, dtypes in zip(arrays, self._dtypes, strict=True)
+            x if isinstance(x, mx.array) else self._number(name, x, dtypes)
+            for name, x, dtypes in zip(self.inputs, arrays, self._dtypes, strict=True)
         ]
         for name, x, dtypes in zip(self.inputs, values, self._dtypes, strict=True):
             check_array(self.name, name, x, dtypes)
@@ -106,13 +106,10 @@ class BroadcastFunction:
             self._kernels[key] = self._build(*key)
         return self._kernels[key](*operands)
 
-    @staticmethod
-    def _number(value: Any, dtypes: tuple[mx.Dtype, ...]) -> Any:
+    def _number(self, name: str, value: Any, dtypes: tuple[mx.Dtype, ...]) -> Any:
         """A number as the argument, a float where the argument is one; else `value`."""
-        number = python_number(value)
-        if number is None:
-            return value
-        return scalar(float(number) if mx.float32 in dtypes else number)
+        number = number_for(self.name, name, value, dtypes)
+        return value if number is None else scalar(number)
 
     def _broadcast_shape(self, values: Sequence[mx.array]) -> tuple[int, ...]:
         shape: list[int] = []
@@ -412,18 +409,24 @@ def differentiable(
     Args:
         forward: arrays to an array or a tuple of arrays.
         vjp: see `zmlx.transforms`.
-        reference: the same function in plain MLX, used inside a shapeless compile; it returns a
-            tuple.
+        reference: the same function in plain MLX, used inside a shapeless compile and with the
+            target "reference"; it returns the output, or a tuple of several.
         name: names the function in errors.
     """
+    for argument, given in (("forward", forward), ("vjp", vjp), ("reference", reference)):
+        if not callable(given) and (given is not None or argument != "reference"):
+            raise TypeError(
+                f"[{name}] '{argument}' must be a function but got {type(given).__name__}."
+            )
     wrapped = custom_function(name, forward, vjp)
 
     def function(*arrays: mx.array) -> Any:
         plain = launch.settings().target == "reference"
         tracing = 0 if plain else cpu.maybe_tracing(arrays)
         if reference is not None and (plain or tracing == cpu.DYNAMIC):
-            outputs = reference(*arrays)
-            return outputs[0] if len(outputs) == 1 else outputs
+            outputs: Any = reference(*arrays)
+            one = isinstance(outputs, (tuple, list)) and len(outputs) == 1
+            return outputs[0] if one else outputs
         return wrapped(*arrays) if tracing else forward(*arrays)
 
     function.__name__ = name

@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from . import checks, launch, metal
-from .arguments import Argument, check, python_number
+from .arguments import Argument, check, number_for, python_number
 from .codegen import Columnwise, Elementwise, Fold, Scan
 from .interpret import Pattern, evaluate
 from .targets import cpu
@@ -151,12 +151,9 @@ class PatternKernel:
 
     def _array(self, name: str, value: Any) -> Any:
         """A number as the argument `name`, a float where that is one; else `value`."""
-        if not _is_number(value):
-            return value
-        number = python_number(value)
         argument = self.arguments.get(name)
-        floating = argument is not None and mx.float32 in argument.dtypes
-        return metal.scalar(float(number) if floating else number)  # type: ignore[arg-type]
+        number = number_for(self.name, name, value, argument.dtypes if argument else ())
+        return value if number is None else metal.scalar(number)
 
     def _has_0d_elements(self, inputs: tuple[mx.array, ...]) -> bool:
         by_name = dict(zip(self._inputs, inputs, strict=True))

@@ -33,7 +33,8 @@ class Source:
             tree = ast.parse(dedented).body[0]
         except SyntaxError:
             tree = ast.Pass()
-        if not isinstance(tree, ast.FunctionDef):
+        # A lambda may stand in the line of a `def`.
+        if not isinstance(tree, ast.FunctionDef) or self.name == "<lambda>":
             raise ValueError(f"[jit] {self.name!r} must be a plain `def` but is something else.")
         self.tree = tree
 

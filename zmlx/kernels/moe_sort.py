@@ -178,6 +178,8 @@ def moe_sort(indices: mx.array, *, num_experts: int) -> Routing:
         `Routing`: order, positions, counts and offsets. No gradient.
     """
     num_experts = check_size("moe_sort", "num_experts", num_experts)
+    if num_experts >= 2**31 - 1:
+        raise ValueError(f"[moe_sort] 'num_experts' must be below 2^31 - 1 but got {num_experts}.")
     check("moe_sort", _ARGUMENTS, [indices])
     # Where the indices come from is nothing to differentiate.
     return Routing(*_sort(num_experts)(mx.stop_gradient(indices))[:4])
