@@ -75,7 +75,6 @@ def linear_cross_entropy(
         targets (array): Class indices, of shape (*).
         bias (array, optional): Its bias, of shape (V,). Default: ``None``.
         reduction (str, optional): ``'none'`` | ``'mean'`` | ``'sum'``. Default: ``'none'``.
-
         softcap (float, optional): Logits become ``softcap * tanh(logits / softcap)`` first.
             Default: ``None``.
 

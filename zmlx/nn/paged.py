@@ -50,7 +50,7 @@ class PagedAttention(mnn.Module):
         - block_table: :math:`(B, N)` integers; context_lens: :math:`(B,)` integers, the keys of
           each sequence, those of the queries included.
         - sinks: :math:`(n\_heads,)`, or ``None``.
-        - Output: Same shape as the queries. There is no gradient.
+        - Output: Same shape as the queries. Gradients are those of plain MLX.
     """
 
     def __init__(
