@@ -27,7 +27,8 @@ meet; one whose threads work together runs in five orders of execution.
 
 Where one operand of `max` or `min` is NaN, the CPU gives the other one if the compiler knows that
 one to be a number, as in `max(x, 0.0f)`, and either one otherwise; `fmax`, `fmin` and `clamp` of a
-NaN give the other one, or the lower bound, everywhere.
+NaN give the other one, or the lower bound, everywhere. `sin`, `cos` and `tan` of a number beyond
+2^50 are NaN on the CPU.
 """
 _COLUMNS = "| CPU | CUDA, compiled | CUDA, executed | Metal, read | Metal, executed |"
 _STATES = "| ✓ | ✓ | never | ✓ | never |"
