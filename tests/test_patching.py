@@ -219,6 +219,30 @@ def test_only_and_exclude_choose_by_kind_and_path():
 
 
 @pytest.mark.parametrize(
+    ("options", "activations", "norms"),
+    [
+        ({"only": "layers.0"}, ["layers.0.act"], ["layers.0.norm"]),
+        ({"only": "layers.1"}, ["layers.1.act"], ["layers.1.norm"]),
+        # The norm is one module with two paths, of which one is excluded.
+        ({"exclude": "layers.0"}, ["layers.1.act"], []),
+        ({"exclude": "layers.1"}, ["layers.0.act"], []),
+        ({"exclude": "norm"}, ["layers.0.act", "layers.1.act"], []),
+    ],
+)
+def test_paths_choose_among_the_places_of_a_shared_module(options, activations, norms):
+    act, norm = mnn.GELU(), mnn.LayerNorm(24)
+    model = mnn.Sequential(*(mnn.Module() for _ in range(2)))
+    for layer in model.layers:
+        layer.act, layer.norm = act, norm
+    replaced = zmlx.patch(model, **options).replaced
+    assert [r.path for r in replaced if r.kind == "activation"] == activations
+    assert [r.path for r in replaced if r.kind == "norm"] == norms
+    patched = {path for path, m in model.named_modules() if plan_of(m) is not None}
+    everywhere = ["layers.0.norm", "layers.1.norm"] if norms else []
+    assert patched == {*activations, *everywhere}
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"mode": "serving"}, "'mode' must be one of inference, training but got 'serving'"),

@@ -5,9 +5,11 @@ import copy
 import mlx.core as mx
 import mlx.nn as mnn
 import pytest
-from handwritten_modules import Feed, MLPWithUnit, residual
+from handwritten_modules import Feed, MLPWithUnit, Residual, residual
+from mlx_lm.models.base import scaled_dot_product_attention
 
 import zmlx
+from zmlx.patching.plans import plan_of
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +36,30 @@ def biased():
     return norm
 
 
+class Standard(mnn.Module):
+    """A norm with a number that all of its class have."""
+
+    eps = 1e-5
+
+    def __init__(self):
+        super().__init__()
+        self.weight = mx.ones(24)
+
+    def __call__(self, x):
+        return mx.fast.rms_norm(x, self.weight, self.eps)
+
+
+class Doubled(Standard):
+    """A norm that is another one with an attribute of its own."""
+
+    def __call__(self, x):
+        return super().__call__(x) * 2 if hasattr(self, "double") else super().__call__(x)
+
+
+def sequence():
+    return mnn.Sequential(mnn.Linear(24, 32), mnn.GELU(), mnn.Linear(32, 24))
+
+
 CHANGES = {
     "attribute": (Switched, lambda m: setattr(m, "kind", "relu")),
     "activation": (
@@ -46,16 +72,39 @@ CHANGES = {
     ),
     "no bias": (biased, lambda m: setattr(m, "bias", None)),
     "deleted bias": (biased, lambda m: delattr(m, "bias")),
+    "attribute of the class": (Standard, lambda m: setattr(m, "eps", 0.5)),
+    "new attribute": (Doubled, lambda m: setattr(m, "double", True)),
+    "entry of a list": (sequence, lambda m: m.layers.__setitem__(1, mnn.ReLU())),
+    "longer list": (sequence, lambda m: m.layers.append(mnn.Tanh())),
+    "attribute of an activation": (
+        lambda: Feed(mnn.LeakyReLU()), lambda m: setattr(m.act, "_negative_slope", 0.9)
+    ),
+    "attribute of a norm without arrays": (
+        lambda: Residual(lambda: mnn.LayerNorm(24, affine=False)),
+        lambda m: setattr(m.norm2, "eps", 0.5),
+    ),
+    "new bias of a norm": (
+        lambda: Residual(lambda: mnn.LayerNorm(24, bias=False)),
+        lambda m: setattr(m.norm2, "bias", mx.ones(24)),
+    ),
+    "new attribute of a norm": (
+        lambda: Residual(Doubled), lambda m: setattr(m.norm2, "double", True)
+    ),
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("copied", [False, True], ids=["itself", "a copy"])
+@pytest.mark.parametrize("only", [None, "", "mlp"], ids=["all", "itself alone", "mlp"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_module_that_is_changed_after_patching_computes_what_it_became(change):
+def test_a_module_that_is_changed_after_patching_computes_what_it_became(change, only, copied):
     make, changed = CHANGES[change]
     model = make()
     x = mx.random.normal((2, 3, 24), key=mx.random.key(2))
     before = model(x)
-    assert zmlx.patch(model).replaced
+    report = zmlx.patch(model, only=only)
+    assert report.replaced or only is not None
+    model = copy.deepcopy(model) if copied else model
+    assert all(not r.new for r in zmlx.patch(model, only=only).replaced)
     changed(model)
     after = model(x)
     zmlx.unpatch(model)
@@ -73,6 +122,85 @@ def test_what_a_plan_reads_and_what_it_calls_may_change():
     model.train()
     model.set_dtype(mx.float16)
     assert all(not r.new for r in zmlx.patch(model).replaced)
+
+
+@pytest.mark.parametrize("mode", [False, True], ids=["evaluation", "training"])
+def test_a_mode_and_a_rate_that_were_set_while_patched_stay(mode):
+    model = mnn.Sequential(mnn.Linear(24, 24), mnn.Dropout(0.5))
+    dropout = model.layers[1]
+    model.train(not mode)
+    assert "dropout" in zmlx.patch(model, mode="training").kinds()
+    model.train(mode)
+    model.layers[1]._p_1 = 0.75
+    zmlx.unpatch(model)
+    assert model.layers[1] is dropout
+    assert [m.training for m in model.modules()] == [mode] * 3
+    assert dropout._p_1 == 0.75
+
+
+def test_copies_that_did_not_change_leave_the_change_of_another():
+    activation = mnn.LeakyReLU()
+    model = mnn.Sequential(activation, mnn.Linear(24, 24), activation)
+    zmlx.patch(model)
+    model.layers[0]._negative_slope = 0.5
+    zmlx.unpatch(model)
+    assert model.layers[0] is activation
+    assert model.layers[2] is activation
+    assert activation._negative_slope == 0.5
+
+
+class Core(mnn.Module):
+    """Attention without projections, and so without arrays, but with modules below it."""
+
+    def __init__(self):
+        super().__init__()
+        self.rope, self.units = mnn.RoPE(8), [mnn.SiLU(), {"last": mnn.GELU()}]
+
+    def __call__(self, x):
+        unit, more = self.units
+        q, k, v = self.rope(x), self.rope(x), more["last"](unit(x))
+        return scaled_dot_product_attention(q, k, v, cache=None, scale=0.3, mask=None)
+
+
+class Cored(mnn.Module):
+    """Has it in a dict in a list."""
+
+    def __init__(self, core):
+        super().__init__()
+        self.into, self.parts = mnn.Linear(24, 24), [{"core": core}]
+
+    def __call__(self, x):
+        core = self.parts[0]["core"]
+        x = self.into(x).reshape(*x.shape[:-1], 3, 8).swapaxes(1, 2)
+        return core(x).swapaxes(1, 2).flatten(-2)
+
+
+def test_what_is_below_a_copied_module_is_replaced_and_restored():
+    core = Core()
+    model, other = Cored(core), Cored(core)
+    x = mx.random.normal((2, 3, 24), key=mx.random.key(2))
+    before, modules = model(x), model.modules()
+    report = zmlx.patch(model)
+    assert report.kinds() == {"attention": 1, "activation": 2, "rope": 1}
+    patched = dict(model.named_modules())
+    assert all(plan_of(patched[r.path]) is not None for r in report.replaced)
+    assert not any(plan_of(m) is not None for m in other.modules())
+    assert mx.allclose(model(x), before, atol=1e-5)
+    assert not any(r.new for r in zmlx.patch(model).replaced)
+    assert zmlx.unpatch(model) == 4
+    assert [id(m) for m in model.modules()] == [id(m) for m in modules]
+    assert mx.array_equal(model(x), before)
+    assert all("_zmlx" not in name for m in model.modules() for name in vars(m))
+
+
+def test_a_list_under_two_names_is_patched_once():
+    model = mnn.Sequential(mnn.Linear(24, 24), mnn.GELU())
+    model.again, unit = model.layers, model.layers[1]
+    report = zmlx.patch(model)
+    assert report.kinds() == {"activation": 1}
+    assert not any(s.module == "GELU" for s in report.skipped)
+    assert zmlx.unpatch(model) > 0
+    assert model.layers[1] is unit
 
 
 class Announced(mnn.Module):

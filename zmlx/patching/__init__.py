@@ -17,8 +17,10 @@ routers     the plan for routers
 mixtures    the plan for blocks of both
 routing     the choices and weights that are looked for
 plans       what runs instead
+held        what it goes by that can change unseen
 probe       the check before a plan is put in place
 head        the head and loss of a language model
+copies      of what other models may share
 replace     putting it in place, and taking it out
 report      what was done
 """
@@ -38,13 +40,14 @@ from mlx.utils import tree_flatten
 from ..arguments import check_size
 from ..choice import catalogue, choice, prefer
 from ..nn.choosing import TYPICAL_ROWS
+from .copies import Place, own, places
 from .head import find_head, head_of, lm_loss, put_head, restore_head
 from .match import Matcher, random_state_kept
 from .plans import AttentionPlan, DropoutPlan, Plan, plan_of
 from .probe import own_dtype, probe
-from .replace import Keys, parents, put, put_copy, restore
+from .replace import is_current, put, restore
 from .report import Replaced, Report, Skipped
-from .wiring import UnmatchedError, child_of, detached, is_opaque
+from .wiring import UnmatchedError, child_of, detached
 
 __all__ = ["KINDS", "Replaced", "Report", "Skipped", "lm_loss", "patch", "smart_patch", "unpatch"]
 
@@ -100,17 +103,17 @@ def patch(
     report = Report(mode)
     matcher = Matcher()
     found = _plans(model, matcher, report, wanted, unwanted, mode)
-    for path, parent, keys, module, plan in found:
+    for place, plan in found:
+        module = own(place)
+        if plan_of(module) is not None:
+            continue  # in a list that has two names
         try:
-            if parent is not None:
-                module = put_copy(parent, keys, module, plan)
-            else:
-                put(module, plan)
+            put(module, plan)
         except Exception as error:  # whatever making a class of its class raises
             why = f"no class can be derived from its own: {error}"
-            report.skipped.append(Skipped(path, type(module).__name__, why))
+            report.skipped.append(Skipped(place.path, type(module).__name__, why))
             continue
-        _add(report, path, module, plan, new=True)
+        _add(report, place.path, module, plan, new=True)
     if mode == "training":
         _patch_head(model, report, wanted, unwanted)
     report.replaced.sort(key=lambda r: _natural(r.path))
@@ -124,26 +127,25 @@ def _plans(
     wanted: list[str] | None,
     unwanted: list[str] | None,
     mode: str,
-) -> list[tuple[str, nn.Module | None, Keys, nn.Module, Plan]]:
-    """(path, parent that gets a copy or None, place in it, module, plan) of all replacements.
-    Nothing is changed yet."""
-    places = list(parents(model))
-    found: list[tuple[str, nn.Module | None, Keys, nn.Module, Plan]] = []
-    seen = set()
-    for path, module in sorted(model.named_modules(), key=lambda item: _natural(item[0])):
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
+) -> list[tuple[Place, Plan]]:
+    """All replacements. Nothing is changed yet."""
+    found: list[tuple[Place, Plan]] = []
+    everywhere: dict[int, list[Place]] = {}
+    for place in sorted(places(model), key=lambda place: _natural(place.path)):
+        everywhere.setdefault(id(place.module), []).append(place)
+    for several in everywhere.values():
+        path, module = several[0].path, several[0].module
         patched = plan_of(module)
-        if patched is not None:
+        if patched is not None and is_current(module):
             _add(report, path, module, patched, new=False)
             continue
-        if not _selected(path, None, wanted, unwanted):
+        if not _chosen(several, None, wanted, unwanted):
             continue
+        path = _chosen(several, None, wanted, unwanted)[0].path
         try:
             with prefer("mlx"):  # layers of zmlx.nn have the graphs of MLX's then
                 plan = matcher.plan(module)
-            if plan is None or not _selected(path, plan.kind, wanted, unwanted):
+            if plan is None or not _chosen(several, plan.kind, wanted, unwanted):
                 continue
             if plan.op not in catalogue():
                 raise UnmatchedError(f"zmlx has no kernel for {plan.op}")
@@ -161,29 +163,35 @@ def _plans(
                 Skipped(path, type(module).__name__, f"its probe failed: {first}")
             )
             continue
-        if is_opaque(module) or not path:
-            found.append((path, None, (), module, plan))
-        else:
-            # Each parent gets its own copy of a shared child.
-            found += [(p, parent, keys, module, plan)
-                      for p, parent, keys, child in places if child is module]  # fmt: skip
+        found += [(place, plan) for place in _chosen(several, plan.kind, wanted, unwanted)]
+    found.sort(key=lambda entry: _natural(entry[0].path))
     return _of_use(found, report)
 
 
-def _of_use(
-    found: list[tuple[str, nn.Module | None, Keys, nn.Module, Plan]], report: Report
-) -> list[tuple[str, nn.Module | None, Keys, nn.Module, Plan]]:
+def _chosen(
+    several: list[Place], kind: str | None, wanted: list[str] | None, unwanted: list[str] | None
+) -> list[Place]:
+    """The places of a module where it may be replaced. One that stays is the same module in all of
+    them: the first counts, if none is excluded."""
+    chosen = [place for place in several if _selected(place.path, kind, wanted, unwanted)]
+    stays = [place for place in several if place.parent is None]
+    if not stays:
+        return chosen
+    excluded = any(not _selected(place.path, kind, None, unwanted) for place in stays)
+    return [] if excluded else chosen[:1]
+
+
+def _of_use(found: list[tuple[Place, Plan]], report: Report) -> list[tuple[Place, Plan]]:
     """Without those that need a child to be replaced which is not."""
-    replaced = {id(module) for *_, module, _ in found}
+    replaced = {id(place.module) for place, _ in found}
     kept = []
-    for entry in found:
-        path, _, _, module, plan = entry
-        needed = [child_of(module, below) for below in plan.needs()]
+    for place, plan in found:
+        needed = [child_of(place.module, below) for below in plan.needs()]
         if all(id(c) in replaced or plan_of(c) is not None for c in needed):
-            kept.append(entry)
+            kept.append((place, plan))
         else:
             why = "what it adds up is not replaced"
-            report.skipped.append(Skipped(path, type(module).__name__, why))
+            report.skipped.append(Skipped(place.path, type(place.module).__name__, why))
     return kept
 
 

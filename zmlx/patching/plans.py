@@ -22,6 +22,7 @@ from ..nn import functional as F
 from ..nn.choosing import TYPICAL_ROWS
 from ..nn.dropout import dropped
 from ..nn.expert_rows import Experts, combined, each
+from .held import holds_the_same
 from .routing import Routing
 from .templates import OF_X, Norm
 from .wiring import Given, child_of, original_class
@@ -67,6 +68,11 @@ class Plan:
 
     def reads(self) -> tuple[str, ...]:
         """Attributes of the module, other than arrays, that are read at each call."""
+        return ()
+
+    def computes(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Paths of children with arrays whose call the plan replaces by its own, each with the
+        attributes that are read from it at each call."""
         return ()
 
     def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
@@ -300,6 +306,9 @@ class BlockPlan(Plan):
         own = any(isinstance(s, (AddNorm, Mix)) for s in self.steps)
         return () if own else tuple(s.path for s in self.steps if isinstance(s, Combine))
 
+    def computes(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        return tuple((s.path, (s.norm.eps_name,)) for s in self.steps if isinstance(s, AddNorm))
+
     def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
         unknown = len(a) > len(self.names) or len(a) + len(k) < self.required
         if unknown or (x.dtype, x.ndim) not in self.verified:
@@ -371,7 +380,7 @@ def _mix(module: Any, step: Mix, registers: list[mx.array]) -> mx.array:
 
 def _combine(module: Any, path: str, x: mx.array, weights: mx.array, indices: mx.array) -> mx.array:
     experts = child_of(module, path)
-    plan = plan_of(experts)
+    plan = plan_of(experts) if holds_the_same(experts) else None
     if isinstance(plan, ExpertsPlan) and (x.dtype, x.ndim) in plan.verified:
         return combined(plan.experts(experts), x, weights, indices)
     y = experts(x, indices)

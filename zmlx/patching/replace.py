@@ -1,9 +1,8 @@
 """Puts plans in place and takes them out again.
 
 A patched module is the same object with another class: a subclass of its own that runs the plan.
-Parameters, their names, frozen state, hooks and `isinstance` stay as they are. A module without
-parameters may be shared with other models (mlx-lm has activations as default arguments), so its
-parent gets a patched copy and keeps the original for `unpatch`.
+Parameters, their names, frozen state, hooks and `isinstance` stay as they are. What has no
+parameters is copied first: see `copies`.
 """
 
 from __future__ import annotations
@@ -13,31 +12,31 @@ import copyreg
 import inspect
 import sys
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..nn import functional as F
+from .copies import ORIGINALS, give_back
+from .held import HELD, STATE, hold, holds_the_same, same
 from .plans import PLAN, AttentionPlan, Plan, plan_of
 from .probe import own_dtype
 from .wiring import is_opaque, original_class, shadow
 
-_ORIGINALS = "_zmlx_originals"
 _NEW: Any = copyreg.__newobj__  # type: ignore[attr-defined]
 
 
 def _extra_repr(self: Any) -> str:
     shown = type(self)._zmlx_class._extra_repr(self)
-    plan = plan_of(self)
+    plan = plan_of(self) if holds_the_same(self) else None
     runs = f"{plan.op}={plan.runs(own_dtype(self)).runs}" if plan else "runs=mlx"
     return f"{shown}, {runs}" if shown else runs
 
 
 def _call(self: Any, *arguments: Any, **keywords: Any) -> Any:
-    plan = plan_of(self)
     original = type(self)._zmlx_class.__call__
+    plan = plan_of(self) if is_current(self) else None
     if plan is None or not arguments:
         return original(self, *arguments, **keywords)
     return plan.run(self, original, *arguments, **keywords)
@@ -49,19 +48,17 @@ def _setattr(self: Any, name: str, value: Any) -> None:
     plan, held = plan_of(self), name in self
     before = vars(self).get(name, _NOTHING)
     type(self)._zmlx_class.__setattr__(self, name, value)
-    if plan is not None and held and name not in self:
-        restore(self)
-    if plan is None or before is _NOTHING or name in (*_STATE, *plan.reads()):
+    if plan is None:
         return
-    plain = isinstance(value, (bool, int, float, str))
-    if before is not value and not (plain and type(before) is type(value) and before == value):
-        restore(self)
+    changed = not same(before, vars(self).get(name, _NOTHING))
+    if (held and name not in self) or (changed and name not in (*STATE, *plan.reads())):
+        take_out(self)
 
 
 def _delattr(self: Any, name: str) -> None:
     """So does one that is gone."""
     type(self)._zmlx_class.__delattr__(self, name)
-    restore(self)
+    take_out(self)
 
 
 def _setitem(self: Any, key: str, value: Any) -> None:
@@ -75,13 +72,10 @@ def _setitem(self: Any, key: str, value: Any) -> None:
         return
     modules = isinstance(value, nn.Module) and isinstance(before, nn.Module)
     if not (modules and is_opaque(value) and is_opaque(before)):
-        restore(self)
+        take_out(self)
 
 
 _NOTHING = object()
-
-#: Attributes of every module that no plan depends on.
-_STATE = ("_training", "_no_grad")
 
 _CLASSES: dict[Any, type[nn.Module]] = {}
 
@@ -140,7 +134,7 @@ def _reduce(self: Any, protocol: Any) -> Any:
     """What is pickled is the module without its plan, whose class can be found by name."""
     cls: Any = type(self)._zmlx_class
     twin = dict.__new__(cls)
-    vars(twin).update((k, v) for k, v in vars(self).items() if k not in (PLAN, _ORIGINALS))
+    vars(twin).update((k, v) for k, v in vars(self).items() if k not in (PLAN, HELD, ORIGINALS))
     dict.update(twin, self)
     made: Any = twin.__reduce_ex__(protocol)
     # pickle takes `__newobj__` for objects of that very class alone.
@@ -202,69 +196,27 @@ def put(module: nn.Module, plan: Plan) -> None:
     cls = _patched_class(type(module), methods)
     object.__setattr__(module, PLAN, plan)
     object.__setattr__(module, "__class__", cls)
+    hold(module, plan.computes())
 
 
-Keys = tuple[str | int, ...]
+def is_current(module: nn.Module) -> bool:
+    """Whether what a patched module holds is still what its plan was found from; the plan is taken
+    out if not."""
+    return holds_the_same(module) or not take_out(module)
 
 
-def _holder(parent: nn.Module, keys: Keys) -> Any:
-    """What holds an entry directly: the module, or a list or dict in it."""
-    found: Any = parent
-    for key in keys[:-1]:
-        found = found[key]
-    return found
-
-
-def put_copy(parent: nn.Module, keys: Keys, module: nn.Module, plan: Plan) -> nn.Module:
-    """Gives the parent a patched copy of a child that may be shared; returns the copy."""
-    twin = shadow(module, {})
-    put(twin, plan)
-    vars(parent).setdefault(_ORIGINALS, {})[keys] = module
-    holder = _holder(parent, keys)
-    if isinstance(holder, dict):
-        dict.__setitem__(holder, keys[-1], twin)
-    else:
-        holder[keys[-1]] = twin
-    return twin  # type: ignore[no-any-return]
+def take_out(module: nn.Module) -> bool:
+    """Takes the plan out of a module, and of nothing below it; returns whether it had one."""
+    if plan_of(module) is None:
+        return False
+    object.__setattr__(module, "__class__", original_class(module))
+    vars(module).pop(PLAN)
+    vars(module).pop(HELD, None)
+    return True
 
 
 def restore(module: nn.Module) -> bool:
     """Takes the plan out of a module, and gives it its shared children back; returns whether it had
     a plan."""
-    for keys, original in vars(module).pop(_ORIGINALS, {}).items():
-        try:
-            holder = _holder(module, keys)
-            held = holder[keys[-1]]
-        except (KeyError, IndexError, TypeError):
-            continue
-        # Someone may have put another module there since, which is theirs.
-        if isinstance(held, nn.Module) and type(held) is not type(original):
-            if getattr(type(held), "_zmlx_class", None) is not type(original):
-                continue
-            if isinstance(holder, dict):
-                dict.__setitem__(holder, keys[-1], original)
-            else:
-                holder[keys[-1]] = original
-    if plan_of(module) is None:
-        return False
-    object.__setattr__(module, "__class__", original_class(module))
-    vars(module).pop(PLAN)
-    return True
-
-
-def parents(model: nn.Module) -> Iterator[tuple[str, nn.Module, Keys, nn.Module]]:
-    """(path of the child, parent, its place there, child) for every child that can be replaced."""
-
-    def entries(value: Any, keys: Keys) -> Iterator[tuple[Keys, nn.Module]]:
-        if isinstance(value, nn.Module):
-            yield keys, value
-        elif isinstance(value, (list, dict)):
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            for key, inner in items:
-                yield from entries(inner, (*keys, key))
-
-    for path, module in model.named_modules():
-        for key, value in module.items():
-            for keys, child in entries(value, (key,)):
-                below = ".".join(map(str, keys))
-                yield (f"{path}.{below}" if path else below), module, keys, child
+    give_back(module)
+    return take_out(module)

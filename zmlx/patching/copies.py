@@ -1,0 +1,155 @@
+"""Copies of modules without arrays, such as activations and dropout.
+
+Such a module may be shared with other models (mlx-lm has activations as default arguments), so
+that each place of it gets a copy of its own, with all that is below it, and the nearest module
+above that stays keeps the original for `unpatch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.nn as nn
+
+from .held import same
+from .wiring import is_opaque, shadow
+
+#: The attribute of a module that has the originals of what was copied directly below it: (original,
+#: copy, attributes of the copy when it was made), those further below too.
+ORIGINALS = "_zmlx_originals"
+
+Keys = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a module is.
+
+    Attributes:
+        path: as `named_modules` says it.
+        module: the module.
+        parent: the nearest module above that stays, None for a module that itself does.
+        keys: of that parent's entry that is copied, which the module is or is in.
+        below: from there to the module.
+    """
+
+    path: str
+    module: nn.Module
+    parent: nn.Module | None = None
+    keys: Keys = ()
+    below: Keys = ()
+
+
+def places(model: nn.Module) -> Iterator[Place]:
+    """All places of all modules; the model itself stays."""
+    left = [Place("", model)]
+    while left:
+        here = left.pop()
+        yield here
+        for keys, child in _children(here.module):
+            path = ".".join(map(str, (here.path, *keys) if here.path else keys))
+            if here.parent is not None:
+                left.append(Place(path, child, here.parent, here.keys, (*here.below, *keys)))
+            elif is_opaque(child):
+                left.append(Place(path, child))
+            else:
+                left.append(Place(path, child, here.module, keys))
+
+
+def own(place: Place) -> nn.Module:
+    """The module at a place, in a copy if it does not stay."""
+    if place.parent is None:
+        return place.module
+    child = _at(place.parent, place.keys)
+    made = vars(place.parent).setdefault(ORIGINALS, [])
+    if not any(child is copied for _, copied, _ in made):
+        child = _copied(child, made)
+        _put(place.parent, place.keys, child)
+    return _at(child, place.below)  # type: ignore[no-any-return]
+
+
+def give_back(parent: nn.Module) -> None:
+    """Puts originals where copies of them still are, with what has changed in the copies."""
+    made = vars(parent).pop(ORIGINALS, ())
+    originals = {id(copied): original for original, copied, _ in made}
+    for keys, child in list(_children(parent)):
+        if id(child) in originals:
+            _put(parent, keys, originals[id(child)])
+    for original, copied, before in made:
+        _take_over(original, copied, before, originals)
+
+
+def _children(module: nn.Module) -> Iterator[tuple[Keys, nn.Module]]:
+    def entries(value: Any, keys: Keys) -> Iterator[tuple[Keys, nn.Module]]:
+        if isinstance(value, nn.Module):
+            yield keys, value
+        elif isinstance(value, (list, dict)):  # MLX looks for no modules in a tuple
+            for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+                yield from entries(inner, (*keys, key))
+
+    for key, value in module.items():
+        yield from entries(value, (key,))
+
+
+def _at(value: Any, keys: Keys) -> Any:
+    for key in keys:
+        value = value[key]
+    return value
+
+
+def _put(parent: nn.Module, keys: Keys, new: nn.Module) -> None:
+    holder = _at(parent, keys[:-1])
+    if isinstance(holder, dict):
+        dict.__setitem__(holder, keys[-1], new)
+    else:
+        holder[keys[-1]] = new
+
+
+def _mapped(value: Any, function: Any) -> Any:
+    """A list or dict with other modules."""
+    if isinstance(value, nn.Module):
+        return function(value)
+    if isinstance(value, list):
+        return [_mapped(v, function) for v in value]
+    if isinstance(value, dict):
+        return {k: _mapped(v, function) for k, v in value.items()}
+    return value
+
+
+def _copied(module: nn.Module, made: list[Any]) -> nn.Module:
+    below = {k: _mapped(v, lambda m: _copied(m, made)) for k, v in module.items()}
+    copied: nn.Module = shadow(module, below)
+    made.append((module, copied, _attributes(copied)))
+    return copied
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    return {k: v for k, v in vars(module).items() if not k.startswith("_zmlx_")}
+
+
+def _take_over(
+    original: nn.Module, copied: nn.Module, before: Mapping[str, Any], originals: dict[int, Any]
+) -> None:
+    """What changed in the copy, as a mode or a rate of dropout does, changes in the original."""
+    now = _attributes(copied)
+    for name in [k for k in before if k not in now]:
+        vars(original).pop(name, None)
+    vars(original).update((k, v) for k, v in now.items() if k not in before or v is not before[k])
+    for key in [k for k in original if k not in copied]:
+        dict.pop(original, key)
+    for key, value in copied.items():
+        value = _mapped(value, lambda m: originals.get(id(m), m))
+        if not _equal(original.get(key), value):
+            dict.__setitem__(original, key, value)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if a is b or type(a) is not type(b) or isinstance(a, nn.Module):
+        return a is b
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_equal(v, b[k]) for k, v in a.items())
+    return same(a, b)
