@@ -187,7 +187,92 @@ def test_a_block_that_looks_into_its_cache_is_left_alone():
 
     report = zmlx.patch(Block())
     assert report.kinds() == {"norm": 1}
-    assert report.skipped[0].why.startswith("its call cannot be captured")
+    assert report.skipped[0].why == "its call looks into cache"
+
+
+UNSET = object()
+
+#: Ways to go by an argument, the default, and a value for which it goes the other way.
+CHOOSING = {
+    "is equal": (lambda how: how == "skip", None, "skip"),
+    "is one of": (lambda how: how in {"skip", "stop"}, None, "skip"),
+    "has the type": (lambda how: isinstance(how, str), None, "skip"),
+    "has the attribute": (lambda how: hasattr(how, "real"), None, 1),
+    "is false": (lambda how: how is False, True, False),
+    "is true": (lambda how: how is True, None, True),
+    "is not given": (lambda how: how is UNSET, UNSET, UNSET),
+    "is not none": (lambda how: how is not None, None, 1),
+    "is not so": (lambda how: not how, True, 0),
+}
+
+
+@pytest.mark.parametrize("way", CHOOSING)
+def test_a_block_that_goes_by_an_argument_is_left_alone(way):
+    goes, default, value = CHOOSING[way]
+
+    class Block(Residual):
+        def __call__(self, x, how=default):
+            return x if goes(how) else super().__call__(x)
+
+    model = Block(lambda: mnn.RMSNorm(24))
+    x = mx.random.normal((2, 3, 24), key=mx.random.key(2))
+    before = model(x, value), model(x, "run")
+    assert zmlx.patch(model).kinds() == {"norm": 2}
+    for a, b in zip(before, (model(x, value), model(x, "run")), strict=True):
+        assert mx.allclose(a, b, atol=1e-5).item()
+
+
+class Handing(Residual):
+    """Hands arguments on, with and without defaults."""
+
+    def __init__(self):
+        super().__init__(lambda: mnn.RMSNorm(24))
+        self.mix, self.feed = Given(), Given()
+
+    def __call__(self, x, mask, how="run", *, bias, cache=UNSET):
+        x = x + self.mix(self.norm1(x), mask, how, bias)
+        return x + self.feed(self.norm2(x), cache, scale=2.0)
+
+
+class Given(mnn.Module):
+    """Says what it got."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = mx.eye(24)
+        object.__setattr__(self, "got", None)
+
+    def __call__(self, x, *given, scale=1.0):
+        object.__setattr__(self, "got", given)
+        return x @ self.weight * scale
+
+
+def test_a_block_hands_on_what_it_is_called_with():
+    model, x = Handing(), mx.random.normal((2, 3, 24), key=mx.random.key(2))
+    before = model(x, None, bias=1)
+    assert zmlx.patch(model, mode="training").kinds() == {"residual_norm": 1, "norm": 2}
+    assert mx.allclose(model(x, None, bias=1), before, atol=1e-5).item()
+    assert (model.mix.got, model.feed.got) == ((None, "run", 1), (UNSET,))
+    model(x, mask=3, cache=4, how=None, bias=2)
+    assert (model.mix.got, model.feed.got) == ((3, None, 2), (4,))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords"),
+    [
+        ((), {"bias": 1}),
+        ((), {"how": 1, "bias": 1}),
+        ((1,), {}),
+        ((1, 2, 3), {}),
+        ((1,), {"mask": 1, "bias": 1}),
+        ((1,), {"other": 1, "bias": 1}),
+    ],
+)
+def test_a_call_that_a_block_does_not_take_is_an_error(arguments, keywords):
+    model, x = Handing(), mx.random.normal((2, 3, 24), key=mx.random.key(2))
+    assert "residual_norm" in zmlx.patch(model).kinds()
+    with pytest.raises(TypeError, match=r"__call__\(\)"):
+        model(x, *arguments, **keywords)
 
 
 def test_a_block_of_two_projections_is_no_feed_forward_network():

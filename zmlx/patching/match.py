@@ -230,8 +230,8 @@ class Matcher(Mixtures, Leaves):
                 width,
                 frozenset(),
                 tuple(p.name for p in others),
-                tuple(None if p.default is p.empty else p.default for p in others),
-                sum(p.default is p.empty for p in others),
+                tuple(p.default for p in others),
+                sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in others),
                 tuple(steps),
                 result,
             )

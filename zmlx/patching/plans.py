@@ -8,6 +8,7 @@ module's own call.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,9 @@ from .held import holds_the_same
 from .routing import Routing
 from .templates import OF_X, Norm
 from .wiring import Given, child_of, original_class
+
+#: The default of a parameter without one.
+EMPTY: Any = inspect.Parameter.empty
 
 Verified = frozenset[tuple[mx.Dtype, int]]
 
@@ -291,14 +295,16 @@ class BlockPlan(Plan):
     one launch.
 
     Attributes:
-        names: the parameters of the block's call after the array; defaults: their defaults.
+        names: the parameters of the block's call after the array; defaults: their defaults, EMPTY
+            for those without.
+        positional: how many of them may be given without a name.
         steps: each appends to the registers what it computes; register 0 is the array.
         result: the register that the block returns.
     """
 
     names: tuple[str, ...]
     defaults: tuple[Any, ...]
-    required: int
+    positional: int
     steps: tuple[Any, ...]
     result: int
 
@@ -310,13 +316,14 @@ class BlockPlan(Plan):
         return tuple((s.path, (s.norm.eps_name,)) for s in self.steps if isinstance(s, AddNorm))
 
     def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
-        unknown = len(a) > len(self.names) or len(a) + len(k) < self.required
-        if unknown or (x.dtype, x.ndim) not in self.verified:
-            return original(module, x, *a, **k)
         given = dict(zip(self.names, self.defaults, strict=True))
         given.update(zip(self.names, a, strict=False))
         given.update(k)
-        if len(given) != len(self.names):  # an argument that the call does not know
+        wrong = len(a) > self.positional or len(given) != len(self.names)
+        wrong = wrong or any(name in k for name in self.names[: len(a)])
+        wrong = wrong or any(value is EMPTY for value in given.values())
+        # The module's own call has the error.
+        if wrong or (x.dtype, x.ndim) not in self.verified:
             return original(module, x, *a, **k)
         mixes = [s for s in self.steps if isinstance(s, Mix) and s.bias]
         if not all(s.routing.takes(module[s.bias]) for s in mixes):

@@ -9,7 +9,8 @@ units: the bound is 256 roundings of the largest element.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import mlx.core as mx
@@ -17,7 +18,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map
 
 from ..choice import prefer
-from .plans import AddNorm, BlockPlan, ExpertsPlan, GatePlan, MLPPlan, Plan, RouterPlan
+from .plans import EMPTY, AddNorm, BlockPlan, ExpertsPlan, GatePlan, MLPPlan, Plan, RouterPlan
 from .probe_mixtures import in_float32, stands, twins
 from .wiring import UnmatchedError, placed, shadow
 
@@ -67,7 +68,7 @@ def probe(module: nn.Module, plan: Plan, training: bool) -> None:
     if isinstance(plan, GatePlan):
         arrays.append(mx.random.normal(shape, key=mx.random.key(8)).astype(dtype))
     twin, wide = _isolated(module, plan), _isolated(_in_float32(module), plan)
-    _compare(plan, twin, wide, arrays, lambda y: y, _rest(plan), dtype, training)
+    _compare(plan, twin, wide, arrays, lambda y: y, (), dtype, training, _named(plan))
 
 
 def _compare(
@@ -79,17 +80,18 @@ def _compare(
     more: tuple[Any, ...],
     dtype: mx.Dtype,
     training: bool,
+    named: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """The plan and the module's own call, on a twin, and on one in float32."""
     call = type(twin).__call__
 
     def original(module: Any, *a: mx.array) -> mx.array:
         with prefer("mlx"):
-            return of(call(module, *a, *more))
+            return of(call(module, *a, *more, **named))
 
     def replaced(module: Any, *a: mx.array) -> mx.array:
         with prefer("zmlx"):
-            return of(plan.run(module, call, *a, *more))
+            return of(plan.run(module, call, *a, *more, **named))
 
     in_wide = [a.astype(mx.float32) for a in arrays]
     runs = [(original, twin, arrays), (replaced, twin, arrays), (original, wide, in_wide)]
@@ -144,8 +146,12 @@ def _width(module: nn.Module, plan: Plan) -> int:
     return 16 if isinstance(plan, GatePlan) else plan.width
 
 
-def _rest(plan: Plan) -> tuple[Any, ...]:
-    return (None,) * plan.required if isinstance(plan, BlockPlan) else ()
+def _named(plan: Plan) -> dict[str, Any]:
+    """The arguments that a block's call needs besides the array."""
+    if not isinstance(plan, BlockPlan):
+        return {}
+    defaults = zip(plan.names, plan.defaults, strict=True)
+    return {name: None for name, default in defaults if default is EMPTY}
 
 
 def _isolated(module: nn.Module, plan: Plan) -> Any:

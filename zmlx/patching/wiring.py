@@ -3,7 +3,7 @@
 The trace computes nothing: it yields, for every call of a child, the expressions that the child
 gets, and the expression that the module returns. Arguments other than the first array (masks,
 caches) are opaque tokens; a module that looks into one cannot be captured, one that hands it on to
-a child can.
+a child can. What a token cannot notice, `is True` and the like, is traced with such values.
 """
 
 from __future__ import annotations
@@ -31,6 +31,30 @@ class Given:
     """An argument of the module's call that is handed on as it is."""
 
     name: str
+
+
+class _Token:
+    """What a module gets for such an argument in a trace: it can be handed on and compared with
+    None; a module that looks into it goes by more than a trace shows."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        object.__setattr__(self, "_name", name)
+
+    def given(self) -> Given:
+        """The argument."""
+        return Given(object.__getattribute__(self, "_name"))
+
+    def __bool__(self) -> bool:
+        return True  # what goes by it differs where None is given
+
+    def _looked_into(self, *_: Any) -> Any:
+        raise UnmatchedError(f"its call looks into {_Token.given(self).name}")
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = _looked_into
+    __getattr__ = __getitem__ = __contains__ = __iter__ = __len__ = __call__ = _looked_into
+    __class__ = property(_looked_into)
 
 
 @dataclass(frozen=True)
@@ -238,13 +262,24 @@ def wiring(graphs: Graphs, module: nn.Module, *arrays: mx.array, pairs: bool = F
     others = parameters_of_call(module)[len(arrays) :]
     required = [p for p in others if p.default is p.empty]
     shapes = _shapes(module, arrays, {p.name: None for p in required}, pairs)
-    found: list[Wiring] = []
-    tokens = {p.name: Given(p.name) for p in others}
-    for given in (tokens, dict.fromkeys(tokens)) if tokens else (tokens,):
-        found.append(_trace(graphs, module, arrays, given, shapes, pairs))
-    if len(found) == 2 and _without_tokens(found[0]) != found[1].structure():
-        raise UnmatchedError("what it computes depends on which arguments it gets")
-    return found[0]
+    tokens = {p.name: _Token(p.name) for p in others}
+    found = _trace(graphs, module, arrays, tokens, shapes, pairs)
+    for given in _samples(others):
+        other = _trace(graphs, module, arrays, given, shapes, pairs)
+        if _with_arguments(found, given) != other.structure():
+            raise UnmatchedError("what it computes depends on which arguments it gets")
+    return found
+
+
+def _samples(others: Sequence[inspect.Parameter]) -> Iterator[dict[str, Any]]:
+    """Arguments that a call may tell apart without looking into them."""
+    if not others:
+        return
+    for value in (None, True, False):
+        yield dict.fromkeys((p.name for p in others), value)
+    defaults = {p.name: None if p.default is p.empty else p.default for p in others}
+    if any(value is not None for value in defaults.values()):
+        yield defaults
 
 
 def _trace(
@@ -263,13 +298,16 @@ def _trace(
         arrays: list[mx.array] = []
 
         def argument(value: Any, path: str) -> Any:
+            if type(value) is _Token:
+                return value.given()
+            if value is None or isinstance(value, (bool, int, float, str)):
+                return (value,)
+            for name, default in given.items():
+                if value is default:
+                    return Given(name)
             if isinstance(value, mx.array):
                 arrays.append(value)
                 return len(arrays) - 1
-            if isinstance(value, Given):
-                return value
-            if value is None or isinstance(value, (bool, int, float, str)):
-                return (value,)
             raise UnmatchedError(f"{path} gets a {type(value).__name__}")
 
         def record(path: str, method: str, child: Any, a: Any, k: Any) -> Any:
@@ -310,13 +348,18 @@ def _trace(
     return Wiring(calls, result, flat, first, second[0] if second else None)
 
 
-def _without_tokens(found: Wiring) -> Any:
-    def plain(value: Any) -> Any:
-        return (None,) if isinstance(value, Given) else value
+def _with_arguments(found: Wiring, given: Mapping[str, Any]) -> Any:
+    """The structure with arguments in the places where they are handed on."""
+
+    def argument(value: Any) -> Any:
+        if not isinstance(value, Given):
+            return value
+        what = given[value.name]
+        return (what,) if what is None or isinstance(what, (bool, int, float, str)) else value
 
     calls = tuple(
-        Call(c.path, c.method, tuple(map(plain, c.arguments)),
-             tuple((n, plain(v)) for n, v in c.keywords))
+        Call(c.path, c.method, tuple(map(argument, c.arguments)),
+             tuple((n, argument(v)) for n, v in c.keywords))
         for c in found.calls
     )  # fmt: skip
     return calls, found.result, found.second
