@@ -175,6 +175,17 @@ def test_a_stopped_gradient_is_found_by_the_probe():
     assert report.skipped[0].why.startswith("its gradient differs")
 
 
+def test_a_stopped_gradient_of_what_was_patched_for_inference_is_found_for_training():
+    model = mnn.Sequential(Stopped(8), mnn.RMSNorm(8))
+    assert zmlx.patch(model).kinds() == {"norm": 2}
+    report = zmlx.patch(model, mode="training")
+    assert [r.path for r in report.replaced] == ["layers.1"]
+    assert report.skipped[0].path == "layers.0"
+    assert report.skipped[0].why.startswith("its gradient differs")
+    assert type(model.layers[0]) is Stopped
+    assert zmlx.unpatch(model) == 1
+
+
 def test_a_block_that_looks_into_its_cache_is_left_alone():
     class Block(mnn.Module):
         def __init__(self):

@@ -45,7 +45,7 @@ from .head import find_head, head_of, lm_loss, put_head, restore_head
 from .match import Matcher, random_state_kept
 from .plans import AttentionPlan, DropoutPlan, Plan, plan_of
 from .probe import own_dtype, probe
-from .replace import is_current, put, restore
+from .replace import is_current, is_trained, put, restore, set_trained, take_out
 from .report import Replaced, Report, Skipped
 from .wiring import UnmatchedError, child_of, detached
 
@@ -108,7 +108,7 @@ def patch(
         if plan_of(module) is not None:
             continue  # in a list that has two names
         try:
-            put(module, plan)
+            put(module, plan, mode == "training")
         except Exception as error:  # whatever making a class of its class raises
             why = f"no class can be derived from its own: {error}"
             report.skipped.append(Skipped(place.path, type(module).__name__, why))
@@ -137,7 +137,14 @@ def _plans(
         path, module = several[0].path, several[0].module
         patched = plan_of(module)
         if patched is not None and is_current(module):
-            _add(report, path, module, patched, new=False)
+            try:
+                if mode == "training" and not is_trained(module):
+                    _probe(module, patched, mode)
+                    set_trained(module)
+                _add(report, path, module, patched, new=False)
+            except UnmatchedError as reason:
+                take_out(module)
+                report.skipped.append(Skipped(path, type(module).__name__, str(reason)))
             continue
         if not _chosen(several, None, wanted, unwanted):
             continue
@@ -149,23 +156,26 @@ def _plans(
                 continue
             if plan.op not in catalogue():
                 raise UnmatchedError(f"zmlx has no kernel for {plan.op}")
-            if isinstance(plan, DropoutPlan):
-                if mode == "inference":
-                    continue
-            elif not isinstance(plan, AttentionPlan):
-                probe(detached(module), plan, mode == "training")
+            if isinstance(plan, DropoutPlan) and mode == "inference":
+                continue
+            _probe(module, plan, mode)
         except UnmatchedError as reason:
             report.skipped.append(Skipped(path, type(module).__name__, str(reason)))
-            continue
-        except (RuntimeError, ValueError, TypeError) as error:
-            first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            report.skipped.append(
-                Skipped(path, type(module).__name__, f"its probe failed: {first}")
-            )
             continue
         found += [(place, plan) for place in _chosen(several, plan.kind, wanted, unwanted)]
     found.sort(key=lambda entry: _natural(entry[0].path))
     return _of_use(found, report)
+
+
+def _probe(module: nn.Module, plan: Plan, mode: str) -> None:
+    """Raises `UnmatchedError` where a plan is found to differ."""
+    if isinstance(plan, (AttentionPlan, DropoutPlan)):
+        return
+    try:
+        probe(detached(module), plan, mode == "training")
+    except (RuntimeError, ValueError, TypeError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UnmatchedError(f"its probe failed: {first}") from None
 
 
 def _chosen(

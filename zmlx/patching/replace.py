@@ -18,11 +18,14 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..nn import functional as F
-from .copies import ORIGINALS, give_back
+from .copies import give_back
 from .held import HELD, STATE, hold, holds_the_same, same
 from .plans import PLAN, AttentionPlan, Plan, plan_of
 from .probe import own_dtype
 from .wiring import is_opaque, original_class, shadow
+
+#: The attribute of a patched module whose gradient was compared too.
+_TRAINED = "_zmlx_trained"
 
 _NEW: Any = copyreg.__newobj__  # type: ignore[attr-defined]
 
@@ -134,7 +137,7 @@ def _reduce(self: Any, protocol: Any) -> Any:
     """What is pickled is the module without its plan, whose class can be found by name."""
     cls: Any = type(self)._zmlx_class
     twin = dict.__new__(cls)
-    vars(twin).update((k, v) for k, v in vars(self).items() if k not in (PLAN, HELD, ORIGINALS))
+    vars(twin).update((k, v) for k, v in vars(self).items() if not k.startswith("_zmlx_"))
     dict.update(twin, self)
     made: Any = twin.__reduce_ex__(protocol)
     # pickle takes `__newobj__` for objects of that very class alone.
@@ -190,13 +193,25 @@ def _attention(
     return F.attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
 
 
-def put(module: nn.Module, plan: Plan) -> None:
-    """Makes a module run a plan."""
+def put(module: nn.Module, plan: Plan, training: bool) -> None:
+    """Makes a module run a plan; `training`: whose gradient was compared too."""
     methods = plan.methods if isinstance(plan, AttentionPlan) else ()
     cls = _patched_class(type(module), methods)
     object.__setattr__(module, PLAN, plan)
     object.__setattr__(module, "__class__", cls)
     hold(module, plan.computes())
+    if training:
+        set_trained(module)
+
+
+def set_trained(module: nn.Module) -> None:
+    """Notes that the gradient of what runs in its place was compared."""
+    vars(module)[_TRAINED] = True
+
+
+def is_trained(module: nn.Module) -> bool:
+    """Whether it was."""
+    return _TRAINED in vars(module)
 
 
 def is_current(module: nn.Module) -> bool:
@@ -211,7 +226,8 @@ def take_out(module: nn.Module) -> bool:
         return False
     object.__setattr__(module, "__class__", original_class(module))
     vars(module).pop(PLAN)
-    vars(module).pop(HELD, None)
+    for name in (HELD, _TRAINED):
+        vars(module).pop(name, None)
     return True
 
 
