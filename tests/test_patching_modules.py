@@ -175,6 +175,31 @@ def test_a_stopped_gradient_is_found_by_the_probe():
     assert report.skipped[0].why.startswith("its gradient differs")
 
 
+class StoppedBeforeNorm(Residual):
+    """Half of it learns nothing from what is below."""
+
+    def __call__(self, x):
+        x = x + self.mix(self.norm1(x))
+        return x + self.feed(self.norm2(mx.stop_gradient(x)))
+
+
+class PostNorm(Residual):
+    """A block without a residual from end to end."""
+
+    def __call__(self, x):
+        x = self.norm1(x + self.mix(x))
+        return self.norm2(self.mix(x) + self.feed(x))
+
+
+@pytest.mark.parametrize("norm", [mnn.RMSNorm, mnn.LayerNorm])
+def test_the_probe_of_a_block_goes_through_its_norms(norm):
+    report = zmlx.patch(StoppedBeforeNorm(lambda: norm(24)), mode="training")
+    assert report.kinds() == {"norm": 2}
+    assert report.skipped[0].why.startswith("its gradient differs")
+    report = zmlx.patch(PostNorm(lambda: norm(24)), mode="training")
+    assert report.kinds() == {"residual_norm": 1, "norm": 2}
+
+
 def test_a_stopped_gradient_of_what_was_patched_for_inference_is_found_for_training():
     model = mnn.Sequential(Stopped(8), mnn.RMSNorm(8))
     assert zmlx.patch(model).kinds() == {"norm": 2}
