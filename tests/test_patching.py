@@ -13,6 +13,7 @@ from small_models import LEFT_OUT, build, names
 
 import zmlx
 from zmlx import kernels, patching
+from zmlx.patching.head import head_of
 from zmlx.patching.plans import plan_of
 
 FAMILIES = (
@@ -427,6 +428,55 @@ def test_a_body_gets_what_the_model_gives_it_besides_tokens():
     before, _ = default_loss(model, BATCH, LENGTHS)
     assert "loss" in zmlx.patch(model, mode="training").kinds()
     assert zmlx.lm_loss(model, BATCH, LENGTHS)[0].item() == pytest.approx(before.item(), rel=1e-5)
+
+
+class Capped(mnn.Module):
+    """A body and a head, with a softcap and dropout between them."""
+
+    def __init__(self, rate):
+        super().__init__()
+        self.body, self.head = mnn.Embedding(128, 32), mnn.Linear(32, 128)
+        self.dropout, self.cap = mnn.Dropout(rate), 2.0
+
+    def __call__(self, tokens):
+        return mx.tanh(self.head(self.dropout(self.body(tokens))) / self.cap) * self.cap
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_head_behind_dropout_is_left_alone_in_whatever_mode(training):
+    model = Capped(0.5)
+    model.train(training)
+    report = zmlx.patch(model, mode="training", exclude="dropout")
+    assert "loss" not in report.kinds()
+    assert any(s.why.startswith("no head and loss") for s in report.skipped)
+
+
+CHANGES = {
+    "cap": lambda model: setattr(model, "cap", 0.1),
+    "rate": lambda model: setattr(model.dropout, "_p_1", 0.5),
+    "another head": lambda model: setattr(model, "head", mnn.Linear(32, 128)),
+}
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_that_is_changed_has_the_loss_of_what_it_became(change, copied):
+    from mlx_lm.tuner.trainer import default_loss
+
+    def loss_of(model, loss):
+        mx.random.seed(3)
+        return loss(model, BATCH, LENGTHS)[0].item()
+
+    model = Capped(0.0)
+    before = loss_of(model, default_loss)
+    assert "loss" in zmlx.patch(model, mode="training", exclude="dropout").kinds()
+    model = copy.deepcopy(model) if copied else model
+    assert head_of(model) is not None
+    assert loss_of(model, zmlx.lm_loss) == pytest.approx(before, rel=1e-5)
+    CHANGES[change](model)
+    after = loss_of(model, default_loss)
+    assert after != pytest.approx(before, rel=1e-4)
+    assert loss_of(model, zmlx.lm_loss) == pytest.approx(after, rel=1e-5)
 
 
 def test_a_head_that_is_quantised_has_its_logits():

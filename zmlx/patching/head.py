@@ -7,7 +7,8 @@ the model's call with stand-ins for both, it takes the body's output and the hea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
@@ -15,6 +16,8 @@ import mlx.nn as nn
 
 from ..nn import losses
 from .capture import Graphs
+from .held import is_as_noted, noted
+from .match import in_mode
 from .wiring import Call, Given, UnmatchedError, child_of, detached, parameters_of_call, wiring
 
 _HEAD = "_zmlx_head"
@@ -30,6 +33,7 @@ class Head:
         tied: whether it is an embedding.
         softcap: c for logits c · tanh(logits / c), or None.
         arguments, keywords: what the body gets besides tokens where the model gets nothing else.
+        noted: what the model was when the head was found.
     """
 
     body: str
@@ -38,9 +42,10 @@ class Head:
     softcap: float | None
     arguments: tuple[Any, ...] = ()
     keywords: tuple[tuple[str, Any], ...] = ()
+    noted: Any = field(default=None, compare=False, repr=False)
 
     def __deepcopy__(self, memo: Any) -> Head:
-        return self
+        return replace(self, noted=copy.deepcopy(self.noted, memo))
 
     def __reduce__(self) -> Any:
         return type(None), ()  # a pickled model is the one that was patched, and needs no zmlx
@@ -53,7 +58,22 @@ class Head:
 
 def find_head(model: nn.Module) -> Head:
     """The head of a model that is called with tokens; raises `UnmatchedError` with the reason."""
-    graphs, model = Graphs(), detached(model)
+    twin = detached(model)
+    with in_mode(twin, training=False):
+        found = _find(twin)
+    with in_mode(twin, training=True):
+        try:
+            same = _find(twin) == found
+        except UnmatchedError:
+            same = False
+    if not same:
+        raise UnmatchedError("no head and loss: it computes another thing in training")
+    return replace(found, noted=noted(model))
+
+
+def _find(model: nn.Module) -> Head:
+    """The head in the mode that the model is in."""
+    graphs = Graphs()
     try:
         found = wiring(graphs, model, mx.zeros((2, 3), mx.int32))
     except UnmatchedError as reason:
@@ -119,8 +139,9 @@ def put_head(model: nn.Module, head: Head) -> None:
 
 
 def head_of(model: nn.Module) -> Head | None:
-    """The head that `lm_loss` uses, None without one."""
-    return vars(model).get(_HEAD)
+    """The head that `lm_loss` uses, None without one, or where the model has changed since."""
+    head = vars(model).get(_HEAD)
+    return head if head is not None and is_as_noted(model, head.noted) else None
 
 
 def restore_head(model: nn.Module) -> bool:

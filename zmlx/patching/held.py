@@ -73,6 +73,16 @@ def holds_the_same(module: nn.Module) -> bool:
     )
 
 
+def noted(module: nn.Module) -> Any:
+    """A module's attributes and what it holds."""
+    return _whole(module)
+
+
+def is_as_noted(module: nn.Module, was: Any) -> bool:
+    """Whether a module still has the attributes, and holds what it did."""
+    return _equals(module, was)
+
+
 def _is_held(value: Any) -> bool:
     """Whether it can change behind the module: not where it is called as it is at the time."""
     if isinstance(value, nn.Module):

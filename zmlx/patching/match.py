@@ -72,11 +72,11 @@ class Matcher(Mixtures, Leaves):
     def _find_in_both_modes(self, module: mnn.Module) -> Plan | None:
         """A plan runs in evaluation and in training, so it has to be found in both: what drops a
         part of its values, or has another function, in one of them is left alone."""
-        with _in_mode(module, training=False):
+        with in_mode(module, training=False):
             plan = self._find(module)
         if plan is None or isinstance(plan, (AttentionPlan, DropoutPlan)):
             return plan
-        with _in_mode(module, training=True):
+        with in_mode(module, training=True):
             try:
                 same = self._find(module) == plan
             except UnmatchedError:
@@ -365,7 +365,7 @@ def _short(error: Exception) -> str:
 
 
 @contextmanager
-def _in_mode(module: mnn.Module, training: bool) -> Iterator[None]:
+def in_mode(module: mnn.Module, training: bool) -> Iterator[None]:
     """The module and all below it in a mode; after it in their own."""
     modes = [(m, vars(m)["_training"]) for m in module.modules() if "_training" in vars(m)]
     try:
