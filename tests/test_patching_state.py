@@ -72,6 +72,11 @@ CHANGES = {
     ),
     "no bias": (biased, lambda m: setattr(m, "bias", None)),
     "deleted bias": (biased, lambda m: delattr(m, "bias")),
+    "deleted entry": (biased, lambda m: m.__delitem__("bias")),
+    "popped entry": (biased, lambda m: m.pop("bias")),
+    "another class": (
+        lambda: mnn.LayerNorm(24, bias=False), lambda m: setattr(m, "__class__", mnn.RMSNorm)
+    ),
     "attribute of the class": (Standard, lambda m: setattr(m, "eps", 0.5)),
     "new attribute": (Doubled, lambda m: setattr(m, "double", True)),
     "entry of a list": (sequence, lambda m: m.layers.__setitem__(1, mnn.ReLU())),

@@ -64,6 +64,17 @@ def _delattr(self: Any, name: str) -> None:
     take_out(self)
 
 
+def _delitem(self: Any, key: str) -> None:
+    type(self)._zmlx_class.__delitem__(self, key)
+    take_out(self)
+
+
+def _pop(self: Any, key: str, *default: Any) -> Any:
+    if key in self:
+        take_out(self)
+    return original_class(self).pop(self, key, *default)
+
+
 def _setitem(self: Any, key: str, value: Any) -> None:
     """So does another entry, unless it is a parameter or a child that the plan calls: those may be
     quantised or get LoRA layers."""
@@ -118,8 +129,9 @@ def _subclass(cls: type[nn.Module], methods: dict[str, Any]) -> type[nn.Module]:
             fields[name] = type(method)(ours) if static else ours
     else:
         fields.update(
-            __call__=_call, __setattr__=_setattr, __delattr__=_delattr, __setitem__=_setitem
-        )
+            __call__=_call, __setattr__=_setattr, __delattr__=_delattr, __setitem__=_setitem,
+            __delitem__=_delitem, pop=_pop,
+        )  # fmt: skip
     return type(cls.__name__, (_Unannounced, cls), fields)
 
 
@@ -222,13 +234,12 @@ def is_current(module: nn.Module) -> bool:
 
 def take_out(module: nn.Module) -> bool:
     """Takes the plan out of a module, and of nothing below it; returns whether it had one."""
-    if plan_of(module) is None:
-        return False
-    object.__setattr__(module, "__class__", original_class(module))
-    vars(module).pop(PLAN)
-    for name in (HELD, _TRAINED):
+    had = plan_of(module) is not None
+    if had:
+        object.__setattr__(module, "__class__", original_class(module))
+    for name in (PLAN, HELD, _TRAINED):
         vars(module).pop(name, None)
-    return True
+    return had
 
 
 def restore(module: nn.Module) -> bool:
