@@ -258,6 +258,24 @@ def test_a_block_that_goes_by_an_argument_is_left_alone(way):
         assert mx.allclose(a, b, atol=1e-5).item()
 
 
+class OfTwoWidths(mnn.Module):
+    """Looks into its cache behind a projection to another width."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.down = mnn.RMSNorm(32), mnn.Linear(32, 24)
+        self.up, self.norm = mnn.Linear(24, 32), mnn.RMSNorm(24)
+
+    def __call__(self, x, cache=None):
+        y = self.up(self.norm(x))
+        return x + self.down(self.wide(y if cache is None else y[:, cache.offset :]))
+
+
+def test_the_reason_is_that_of_the_call_and_not_of_a_wrong_width():
+    (skipped,) = zmlx.patch(OfTwoWidths()).skipped
+    assert (skipped.path, skipped.why) == ("", "its call looks into cache")
+
+
 class Handing(Residual):
     """Hands arguments on, with and without defaults."""
 

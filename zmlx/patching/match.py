@@ -115,18 +115,19 @@ class Matcher(Mixtures, Leaves):
         """The wirings for all dtypes and leading axes that the module takes."""
         found = []
         width = None
-        reason = UnmatchedError("its call cannot be captured")
+        reason: UnmatchedError | None = None  # of the call itself, else of the likeliest width
+        other: UnmatchedError | None = None
         for candidate in widths(module):
             try:
                 wiring(self._graphs, module, mx.zeros((*leads[-1], candidate), mx.float32))
                 width = candidate
                 break
             except UnmatchedError as error:
-                reason = error
+                reason = reason or error
             except Exception as error:
-                reason = UnmatchedError(f"its call cannot be captured: {_short(error)}")
+                other = other or UnmatchedError(f"its call cannot be captured: {_short(error)}")
         if width is None:
-            raise reason
+            raise reason or other or UnmatchedError("its call cannot be captured")
         for lead in leads:
             for dtype in FLOATS:
                 x = mx.zeros((*lead, width), dtype)

@@ -33,7 +33,7 @@ class Given:
     name: str
 
 
-class _Token:
+class Argument:
     """What a module gets for such an argument in a trace: it can be handed on and compared with
     None; a module that looks into it goes by more than a trace shows."""
 
@@ -50,7 +50,7 @@ class _Token:
         return True  # what goes by it differs where None is given
 
     def _looked_into(self, *_: Any) -> Any:
-        raise UnmatchedError(f"its call looks into {_Token.given(self).name}")
+        raise UnmatchedError(f"its call looks into {Argument.given(self).name}")
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = _looked_into
     __getattr__ = __getitem__ = __contains__ = __iter__ = __len__ = __call__ = _looked_into
@@ -262,7 +262,7 @@ def wiring(graphs: Graphs, module: nn.Module, *arrays: mx.array, pairs: bool = F
     others = parameters_of_call(module)[len(arrays) :]
     required = [p for p in others if p.default is p.empty]
     shapes = _shapes(module, arrays, {p.name: None for p in required}, pairs)
-    tokens = {p.name: _Token(p.name) for p in others}
+    tokens = {p.name: Argument(p.name) for p in others}
     found = _trace(graphs, module, arrays, tokens, shapes, pairs)
     for given in _samples(others):
         other = _trace(graphs, module, arrays, given, shapes, pairs)
@@ -298,7 +298,7 @@ def _trace(
         arrays: list[mx.array] = []
 
         def argument(value: Any, path: str) -> Any:
-            if type(value) is _Token:
+            if type(value) is Argument:
                 return value.given()
             if value is None or isinstance(value, (bool, int, float, str)):
                 return (value,)
