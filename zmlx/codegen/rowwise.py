@@ -15,13 +15,7 @@ from .random import (
     drawn,
     header,
 )
-from .reductions import (
-    REDUCTIONS,
-    ROW_HEADER,
-    fold_parts,
-    start_parts,
-    update_part,
-)
+from .reductions import REDUCTIONS, ROW_HEADER, fold_parts, start_parts, update_part
 from .text import (
     STEP_HEADER,
     Body,

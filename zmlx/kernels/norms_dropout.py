@@ -145,9 +145,7 @@ def layer_norm_dropout(
         x: (*, D) in float32, float16 or bfloat16; computed in float32.
         weight: (D,), or None for none.
         bias: (D,), or None for none.
-        p, seed, offset: as in `dropout`, of rows that are counted as multiples of eight elements:
-            the mask is that of `dropout` where 8 divides D, and calls under one seed are
-            independent if their offsets differ by at least rows · ⌈D / 8⌉.
+        p, seed, offset: as in `rms_norm_dropout`.
         eps: added to the variance.
 
     Returns:
@@ -174,9 +172,7 @@ def dropout_add_rms_norm(
         x: (*, D) in float32, float16 or bfloat16; computed in float32.
         residual: as x; may have another dtype.
         weight: (D,), or None for none.
-        p, seed, offset: as in `dropout`, of rows that are counted as multiples of eight elements:
-            the mask is that of `dropout` where 8 divides D, and calls under one seed are
-            independent if their offsets differ by at least rows · ⌈D / 8⌉.
+        p, seed, offset: as in `rms_norm_dropout`.
         eps: added to the mean square.
 
     Returns:
@@ -205,9 +201,7 @@ def dropout_add_layer_norm(
         residual: as x; may have another dtype.
         weight: (D,), or None for none.
         bias: (D,), or None for none.
-        p, seed, offset: as in `dropout`, of rows that are counted as multiples of eight elements:
-            the mask is that of `dropout` where 8 divides D, and calls under one seed are
-            independent if their offsets differ by at least rows · ⌈D / 8⌉.
+        p, seed, offset: as in `rms_norm_dropout`.
         eps: added to the variance.
 
     Returns:

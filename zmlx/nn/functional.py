@@ -283,8 +283,8 @@ def decodes(queries: mx.array, keys: Any, mask: Any, group_size: int, bits: int)
     """Whether `quantized_attention` takes mlx-lm's quantised cache as it lies."""
     return (
         isinstance(keys, (tuple, list))
-        and [x.dtype for x in keys[:1]] == [mx.uint32]
         and len(keys) == 3
+        and keys[0].dtype == mx.uint32
         and bits in (4, 8)
         and group_size % 32 == 0
         and (mask is None or (isinstance(mask, str) and mask == "causal"))
