@@ -77,8 +77,10 @@ def _spans(form: Cache, bits: int, group_size: int) -> BodyKernel:
         # A span is an axis; what is missing from the last one has no weight.
         span = _CPU_SPAN if launch.is_cpu(launch.settings()) else _GPU_SPAN
         z = z.reshape(b, kv_heads, rows, z.shape[-1])
-        z = mx.pad(z, [(0, 0)] * 3 + [(0, splits * span - z.shape[-1])], constant_values=-mx.inf)
-        v = mx.pad(v, [(0, 0)] * 2 + [(0, splits * span - v.shape[2]), (0, 0)])
+        # No mx.pad: in MLX 0.32.2 the gradient of its vmap is wrong.
+        missing = splits * span - z.shape[-1]
+        z = mx.concatenate([z, mx.full((b, kv_heads, rows, missing), -mx.inf)], axis=-1)
+        v = mx.concatenate([v, mx.zeros((b, kv_heads, missing, v.shape[-1]), v.dtype)], axis=2)
         z = mx.unflatten(z, -1, (splits, span))
         peak = mx.stop_gradient(mx.maximum(mx.max(z, axis=-1, keepdims=True), DROPPED))
         e = exp(z - peak)
