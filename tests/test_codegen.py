@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from zmlx import launch
 from zmlx.codegen import (
     Columnwise,
     Elementwise,
@@ -16,6 +17,7 @@ from zmlx.codegen import (
     Pass,
     Reduce,
     Rowwise,
+    Scan,
     identifiers,
 )
 
@@ -111,6 +113,37 @@ def test_a_fold_asks_for_a_page_ahead():
     assert "#define ZMLX_PREFETCH_FAR" in rows.header
     assert not columns.header
     assert "PREFETCH" not in Fold("sum", (y,), merges=True).header
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        SOFTMAX,
+        Fold("sum", (Output("y", "total", "per_row"),)),
+        Fold("moments", (Output("y", "m2", "per_row"),)),
+        Scan("sum", (Output("y", "total"),)),
+    ],
+)
+def test_loops_over_a_step_say_that_they_are(pattern):
+    """A compiler that unrolls them first finds few vectors."""
+    lines = pattern.source().splitlines()
+    loops = [i for i, line in enumerate(lines) if re.search(r"; u_ < (U|w_); ", line)]
+    assert len(loops) >= 3
+    assert {lines[i - 1].strip() for i in loops} == {"ZMLX_STEP_LOOP"}
+    assert "#define ZMLX_STEP_LOOP\n" in pattern.header
+
+
+def test_a_row_of_a_cpu_has_at_least_two_whole_steps():
+    """Its last elements are taken one by one, and folding accumulators takes as long as they."""
+    with launch.geometry("cpu"):
+        chosen = launch.settings()
+    for d in range(16, 2049):
+        for geometry in (
+            launch.fold_rows(chosen, 9, d),
+            launch.rowwise(chosen, 9, d, capped=True),
+            launch.rowwise(chosen, 9, d, capped=True, least=8),
+        ):
+            assert 2 * dict(geometry.template)["U"] <= d
 
 
 def test_parts_of_one_array_share_its_pointer():

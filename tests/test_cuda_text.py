@@ -138,10 +138,14 @@ def flows(source, header=""):
         ("uint n = 3; if (thread_index_in_simdgroup == 0)"
          "for (uint i = 0; i < (n == 3 ? 2u : 9u); ++i) y[i] = 1;"
          "if (n > 2) y[0] = simd_sum(x[0]);", [(0, 0)]),
+        ("uint n = 3; EACH for (uint i = thread_index_in_simdgroup; i < 9; ++i) y[i] = 1;"
+         "if (n > 2) y[0] = simd_sum(x[0]);", [(0, 0)]),
+        ('_Pragma("unroll") for (uint i = 0; i < thread_index_in_simdgroup; ++i)'
+         "{ y[0] = simd_sum(x[i]); } y[1] = simd_sum(x[0]);", [(2, 0), (0, 0)]),
     ],
 )  # fmt: skip
 def test_control_flow_is_followed_to_what_it_depends_on(source, expected):
-    assert flows(source) == expected
+    assert flows(source, "#define EACH\n" if "EACH" in source else "") == expected
 
 
 def test_helpers_inherit_the_flow_of_their_callers():

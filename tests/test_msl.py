@@ -142,6 +142,12 @@ def test_error_is_at_most_what_the_header_states(run, name):
     assert np.isfinite(out[normal]).all()
 
 
+@pytest.mark.parametrize("name", [n for n, (exact, *_) in UNARY.items() if exact(0.0) == 0.0])
+def test_a_zero_has_its_sign(run, name):
+    zeros = np.array([0.0, -0.0])
+    assert np.array_equal(np.signbit(run(name, zeros)), np.signbit(UNARY[name][0](zeros)))
+
+
 def test_error_of_log1p_unit_is_at_most_what_the_header_states(run):
     x = np.concatenate([np.geomspace(1e-37, 1, 300000), np.linspace(0, 1, 300001)])
     x = x.astype(np.float32)

@@ -223,10 +223,11 @@ def test_nan_keeps_its_upper_bits_and_becomes_quiet(numbers):
 STEPS = exported("""
 template <class A, class B>
 void convert(const A* x, B* y, long n, bool live) {
-  for (long i = 0; i < n; i += 64) {
-    const auto from = ZMLX_READ_STEP(64, x + i);
-    auto to = ZMLX_WRITE_STEP(64, y + i, live);
-    for (uint u = 0; u < 64; ++u) ZMLX_SET(to, u, B, float(from[u]));
+  for (long i = 0; i < n; i += STEP) {
+    const auto from = ZMLX_READ_STEP(STEP, x + i);
+    auto to = ZMLX_WRITE_STEP(STEP, y + i, live);
+    ZMLX_STEP_LOOP
+    for (uint u = 0; u < STEP; ++u) ZMLX_SET(to, u, B, float(from[u]));
   }
 }
 export void half_to_float(const half* x, float* y, long n) { convert(x, y, n, true); }
@@ -240,8 +241,10 @@ export void dropped(const float* x, half* y, long n) { convert(x, y, n, false); 
 # Those with AVX-512, with F16C alone, and with neither.
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="others have no such instructions")
 @pytest.mark.parametrize("processor", ["native", "haswell", "x86-64"])
-def test_steps_are_converted_as_single_elements_are(processor):
-    steps = build(prelude("numbers", "steps") + STEPS, "-O3", f"-march={processor}")[0]
+@pytest.mark.parametrize("step", [8, 16, 64])
+def test_steps_are_converted_as_single_elements_are(processor, step):
+    text = prelude("numbers", "steps") + STEPS
+    steps = build(text, "-O3", f"-march={processor}", f"-DSTEP={step}")[0]
     y, exact = np.empty(65536, np.float32), EVERY_HALF.view(np.float16).astype(np.float32)
     call(steps.half_to_float, EVERY_HALF, y)
     np.testing.assert_array_equal(y.view(np.uint32) >> 31, EVERY_HALF >> 15)

@@ -27,10 +27,8 @@ LONGEST_KEPT_ROW = 32768
 _GPU_GROUP = 256
 _GPU_VECTOR = 4
 _CPU_ELEMENTS = 2048
-_CPU_ACCUMULATORS = 32
 _CPU_COLUMNS = 4096
 _COLUMN_CHUNKS = 64
-_FOLD_ACCUMULATORS = 64
 _FOLD_COLUMNS = 4096
 _FOLD_PARTS = 1 << 16
 _SCAN_COLUMNS = 1024
@@ -45,6 +43,15 @@ _PARTS = 256
 _CPU_PACKED = 8192
 _CPU_PACKED_STEP = 64
 _PACKED_BLOCK = 16384
+
+_ANY_LENGTH = 1 << 63
+#: Elements per step of a row of fewer than so many elements: fewer in a short row, which would be
+#: mostly its last, partial step and the folding of accumulators.
+_ROW_STEPS = ((48, 8), (256, 16), (_ANY_LENGTH, 32))
+_FOLD_STEPS = ((16, 4), (256, 8), (1024, 16), (_ANY_LENGTH, 64))
+#: With random numbers, steps of up to 16 counters of eight: two of the widest registers of 64-bit
+#: lanes.
+_RANDOM_STEPS = ((32, 8), (64, 16), (128, 32), (256, 64), (_ANY_LENGTH, 128))
 
 
 class Settings:
@@ -143,6 +150,12 @@ def _power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
+def _step(d: int, steps: Sequence[tuple[int, int]]) -> int:
+    """Elements that one thread takes at a time from a row of d."""
+    most = next(u for end, u in steps if d < end)
+    return min(most, _power_of_two((d + 2) // 2))
+
+
 def is_cpu(chosen: Settings) -> bool:
     """Whether the geometry is that of a CPU: one thread per group."""
     return (chosen.geometry or chosen.target) == "cpu"
@@ -177,10 +190,7 @@ def _groups(count: int) -> tuple[int, int]:
 def rowwise(chosen: Settings, rows: int, d: int, *, capped: bool, least: int = 1) -> Geometry:
     """TPR·RPG threads for RPG rows of d elements; U is at least `least`."""
     if is_cpu(chosen):
-        # With random numbers, 16 counters of eight: two of the widest registers of 64-bit lanes.
-        most = _CPU_ACCUMULATORS if least == 1 else 4 * _CPU_ACCUMULATORS
-        u = min(most, _power_of_two((d + 2) // 2))
-        c = pick(chosen, TPR=1, RPG=1, U=u)
+        c = pick(chosen, TPR=1, RPG=1, U=_step(d, _ROW_STEPS if least == 1 else _RANDOM_STEPS))
     else:
         tpr = min(_power_of_two(-(-d // _GPU_VECTOR)), 32)
         if d > 32 * _GPU_VECTOR:
@@ -259,7 +269,7 @@ def scan_parts(shape: tuple[int, ...], columns: bool) -> tuple[int, int]:
 def fold_rows(chosen: Settings, items: int, d: int) -> Geometry:
     """TPR·RPG threads for RPG of `items` rows, or parts of rows, of d elements."""
     if is_cpu(chosen):
-        c = pick(chosen, TPR=1, RPG=1, U=min(_FOLD_ACCUMULATORS, _power_of_two((d + 2) // 2)))
+        c = pick(chosen, TPR=1, RPG=1, U=_step(d, _FOLD_STEPS))
         x, y = _groups(items)
         threads = c["TPR"] * c["RPG"]
         return Geometry(tuple(c.items()), (x * threads, y, 1), (threads, 1, 1))

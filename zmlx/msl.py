@@ -73,7 +73,7 @@ inline float zmlx_expm1(float x) {
     p = fma(p * f, f, f);
     float s = as_type<float>((int(i) + 126) << 23);
     float r = fma(s, p, s - 0.5f);
-    return x != x ? x : r + r;
+    return fabs(x) > 0.0f ? r + r : x;
 }
 
 // The error function; at most 1.1 ulp. x + x P(x^2) below 0.93, 1 - exp(Q(|x|)) up to 4, and ±1.

@@ -34,6 +34,14 @@ fn powerOfTwo(n: u64) u64 {
     return std.math.ceilPowerOfTwoAssert(u64, @max(n, 1));
 }
 
+/// Elements that one thread takes at a time from a row of d.
+fn step(d: u64, steps: []const [2]u64) u64 {
+    for (steps) |pair| {
+        if (d < pair[0]) return @min(pair[1], powerOfTwo((d + 2) / 2));
+    }
+    unreachable;
+}
+
 /// One thread per N elements, a multiple of `least`.
 pub fn elementwise(kind: Kind, size: u64, least: u32) Geometry {
     var n: u64 = if (kind == .cpu) constants.cpu_elements else constants.gpu_vector;
@@ -52,9 +60,7 @@ pub fn rowwise(kind: Kind, rows: u32, d: u32, capped: bool, least: u32) Geometry
     var rpg: u64 = 1;
     var u: u64 = constants.gpu_vector;
     if (kind == .cpu) {
-        // With random numbers, 16 counters of eight: two of the widest registers of 64-bit lanes.
-        const most: u64 = @as(u64, constants.cpu_accumulators) * @min(least, 4);
-        u = @min(most, powerOfTwo((@as(u64, d) + 2) / 2));
+        u = step(d, if (least == 1) constants.row_steps else constants.random_steps);
     } else {
         const simdgroup = 32 * constants.gpu_vector;
         tpr = @min(powerOfTwo(ceilDiv(d, constants.gpu_vector)), 32);
@@ -148,11 +154,10 @@ pub const Walk = struct {
 /// unless elements are narrow.
 pub fn axisRows(kind: Kind, walk: Walk, items: u32, d: u32) Geometry {
     if (kind == .gpu) return rowwise(kind, items, d, false, 1);
-    const most: u64 = constants.fold_accumulators;
     const u = if (walk.scans)
         scanBlock(walk.reverse and !walk.narrow, d)
     else
-        @min(most, powerOfTwo((@as(u64, d) + 2) / 2));
+        step(d, constants.fold_steps);
     const x = @min(items, 1 << 20);
     const y = if (x > 0) ceilDiv(items, x) else 0;
     var g: Geometry = .{ .grid = .{ x, @intCast(y), 1 }, .threadgroup = .{ 1, 1, 1 } };

@@ -133,6 +133,8 @@ pub const MetalKernel = struct {
             "[{s}] '{s}' must have {d} entries but got {d}.",
             .{ shared.full_name, argument, shared.outputs, count },
         );
+        for (inputs) |x| try known(shared.full_name, "inputs", x.dtype());
+        for (how.output_dtypes) |dtype| try known(shared.full_name, "output_dtypes", dtype);
         if (how.init_value == null and empty(u32, &how.grid)) {
             for (how.output_shapes) |shape| if (!empty(i32, shape)) return errors.invalid(
                 "[{s}] 'grid' must not be empty where an output has elements, unless " ++
@@ -180,6 +182,13 @@ fn texts(arena: Allocator, names: []const []const u8) Error![*]const shim.Text {
     const result = try arena.alloc(shim.Text, names.len);
     for (result, names) |*text, name| text.* = .of(name);
     return result.ptr;
+}
+
+fn known(name: []const u8, argument: []const u8, dtype: Dtype) Error!void {
+    if (dtype == .float64) return errors.invalid(
+        "[{s}] '{s}' must have dtypes that Metal knows but got float64.",
+        .{ name, argument },
+    );
 }
 
 fn empty(T: type, sizes: []const T) bool {

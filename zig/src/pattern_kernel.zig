@@ -2,6 +2,7 @@
 //! gradients.
 
 const std = @import("std");
+const arguments = @import("arguments.zig");
 const arrays = @import("array.zig");
 const codegen = @import("codegen.zig");
 const errors = @import("errors.zig");
@@ -49,6 +50,8 @@ pub const PatternKernel = struct {
 const Prepared = struct {
     arena: std.heap.ArenaAllocator,
     kernel: metal.MetalKernel,
+    /// Its name in errors.
+    op: []const u8,
     inputs: []const []const u8,
     outputs: []const []const u8,
     /// For each output of the pattern: the name of its dtype, and the array that has it.
@@ -59,8 +62,40 @@ const Prepared = struct {
     like: usize,
     parts: i32,
     drawn: bool,
+    /// Each operand, and the array of the inputs that has it.
+    operands: []const struct { operand: codegen.parts.Operand, array: usize },
     /// For each array of the inputs: what its last operand is.
     kinds: []const codegen.parts.Operand.Kind,
+
+    /// An error for the first array that has not the shape that its operand must have.
+    fn check(p: *const Prepared, inputs: []const Array) Error!void {
+        const like = inputs[p.like].shape();
+        const lead = like[0..like.len -| 1];
+        if (like.len > 0 and @mod(like[lead.len], p.parts) != 0) return errors.invalid(
+            "[{s}] '{s}' must have a last axis divisible by {d} but got {f}.",
+            .{ p.op, p.inputs[p.like], p.parts, arguments.Shape{ .sizes = like } },
+        );
+        const d = if (like.len > 0) @divExact(like[lead.len], p.parts) else 1;
+        for (p.operands) |x| {
+            const width = d * @as(i32, @intCast(x.operand.parts));
+            const elsewhere = x.operand.isElsewhere();
+            const expected: Expected = switch (x.operand.kind) {
+                .full => .{ .lead = like },
+                .per_row => .{ .lead = lead },
+                .column => .{ .last = width },
+                .scalar, .random => .{},
+                .row, .at => if (like.len == 0 and width == 1 and !elsewhere)
+                    .{}
+                else
+                    .{ .lead = if (elsewhere) null else lead, .last = width },
+            };
+            const shape = inputs[x.array].shape();
+            if (!expected.fits(shape)) return errors.invalid(
+                "[{s}] '{s}' must have shape {f} but got {f}.",
+                .{ p.op, p.inputs[x.array], expected, arguments.Shape{ .sizes = shape } },
+            );
+        }
+    }
 
     /// Whether elements lie in a 0-d array. Metal gets that by reference, and the body indexes it.
     fn hasPoint(p: *const Prepared, inputs: []const Array) bool {
@@ -79,6 +114,29 @@ const Prepared = struct {
                 return dtype;
             },
         }
+    }
+};
+
+/// The shape of an operand: leading axes, null for any, and a last one.
+const Expected = struct {
+    lead: ?[]const i32 = &.{},
+    last: ?i32 = null,
+
+    fn fits(expected: Expected, shape: []const i32) bool {
+        const own = @intFromBool(expected.last != null);
+        if (shape.len < own) return false;
+        const split = shape.len - own;
+        if (expected.last) |n| if (shape[split] != n) return false;
+        return std.mem.eql(i32, expected.lead orelse shape[0..split], shape[0..split]);
+    }
+
+    pub fn format(expected: Expected, w: *std.Io.Writer) std.Io.Writer.Error!void {
+        const last = expected.last orelse
+            return w.print("{f}", .{arguments.Shape{ .sizes = expected.lead.? }});
+        const lead = expected.lead orelse return w.print("(*, {d})", .{last});
+        try w.writeByte('(');
+        for (lead) |n| try w.print("{d}, ", .{n});
+        try w.print("{d}{s}", .{ last, if (lead.len == 0) ",)" else ")" });
     }
 };
 
@@ -128,13 +186,25 @@ pub const Context = struct {
         outputs: []Array,
     ) Error!void {
         const p = try context.preparedOf(kernel);
-        const pattern = kernel.pattern;
-        const op = kernel.name[0 .. std.mem.find(u8, kernel.name, "__") orelse kernel.name.len];
         if (inputs.len != p.inputs.len) return errors.invalid(
             "[{s}] takes {d} arrays but got {d}.",
-            .{ op, p.inputs.len, inputs.len },
+            .{ p.op, p.inputs.len, inputs.len },
         );
+        try p.check(inputs);
         if (p.hasPoint(inputs)) return context.runLifted(kernel, p, inputs, outputs);
+        return context.runPrepared(kernel, p, inputs, outputs);
+    }
+
+    /// The launch on arrays that fit.
+    fn runPrepared(
+        context: *Context,
+        kernel: *const PatternKernel,
+        p: *const Prepared,
+        inputs: []const Array,
+        outputs: []Array,
+    ) Error!void {
+        const pattern = kernel.pattern;
+        const op = p.op;
         var fallback = std.heap.stackFallback(4096, context.gpa);
         var arena_state: std.heap.ArenaAllocator = .init(fallback.get());
         defer arena_state.deinit();
@@ -267,7 +337,7 @@ pub const Context = struct {
             made += 1;
         }
         const raised = try arena.alloc(Array, outputs.len);
-        try context.run(kernel, lifted, raised);
+        try context.runPrepared(kernel, p, lifted, raised);
         defer for (raised) |a| a.deinit();
         for (outputs, raised, p.firsts, 0..) |*to, y, first, i| {
             errdefer for (outputs[0..i]) |a| a.deinit();
@@ -337,6 +407,7 @@ fn prepare(context: *Context, kernel: *const PatternKernel) Error!*Prepared {
     defer scratch.deinit();
     const spec = try kernel.spec(scratch.allocator());
 
+    p.op = kernel.name[0 .. std.mem.find(u8, kernel.name, "__") orelse kernel.name.len];
     p.inputs = try pattern.inputArrays(arena);
     p.outputs = try pattern.outputArrays(arena);
     const firsts = try arena.alloc(codegen.parts.Output, p.outputs.len);
@@ -350,8 +421,12 @@ fn prepare(context: *Context, kernel: *const PatternKernel) Error!*Prepared {
     );
     for (kernel.dtypes) |rule| switch (rule) {
         .dtype => {},
-        .promotion => |names| for (names) |name| if (indexOf(p.inputs, name) == null) {
-            return errors.invalid(
+        .promotion => |names| {
+            if (names.len == 0) return errors.invalid(
+                "[{s}] 'dtypes' must name inputs but got none.",
+                .{kernel.name},
+            );
+            for (names) |name| if (indexOf(p.inputs, name) == null) return errors.invalid(
                 "[{s}] 'dtypes' must name inputs but got '{s}'.",
                 .{ kernel.name, name },
             );
@@ -359,10 +434,13 @@ fn prepare(context: *Context, kernel: *const PatternKernel) Error!*Prepared {
     };
     const Template = @typeInfo(@TypeOf(p.templates)).pointer.child;
     var templates: std.ArrayList(Template) = .empty;
-    for (pattern.outputs()) |y| if (y.kind != .column) try templates.append(arena, .{
-        .name = try std.mem.concat(arena, u8, &.{ y.name, "_t" }),
-        .array = indexOf(p.outputs, y.arrayName()).?,
-    });
+    for (pattern.outputs()) |y| {
+        if (y.kind == .column and pattern != .columnwise) continue;
+        try templates.append(arena, .{
+            .name = try std.mem.concat(arena, u8, &.{ y.name, "_t" }),
+            .array = indexOf(p.outputs, y.arrayName()).?,
+        });
+    }
     p.templates = templates.items;
     const like = for (try pattern.inputs(arena)) |x| {
         if (x.kind == .row or x.kind == .full) break x;
@@ -373,10 +451,17 @@ fn prepare(context: *Context, kernel: *const PatternKernel) Error!*Prepared {
     p.like = indexOf(p.inputs, like.arrayName()).?;
     p.parts = @intCast(like.parts);
     const kinds = try arena.alloc(codegen.parts.Operand.Kind, p.inputs.len);
-    for (try pattern.inputs(arena)) |x| kinds[indexOf(p.inputs, x.arrayName()).?] = x.kind;
-    p.kinds = kinds;
+    const Placed = @typeInfo(@TypeOf(p.operands)).pointer.child;
+    var operands: std.ArrayList(Placed) = .empty;
     p.drawn = false;
-    for (try pattern.inputs(arena)) |x| p.drawn = p.drawn or x.kind == .random;
+    for (try pattern.inputs(arena)) |x| {
+        const array = indexOf(p.inputs, x.arrayName()).?;
+        try operands.append(arena, .{ .operand = x, .array = array });
+        kinds[array] = x.kind;
+        p.drawn = p.drawn or x.kind == .random;
+    }
+    p.operands = operands.items;
+    p.kinds = kinds;
     p.kernel = try context.kernels.get(spec);
     return p;
 }

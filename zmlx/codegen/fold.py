@@ -135,7 +135,7 @@ class Fold(Pattern):
         # From a pointer, since a sum of indices that may wrap keeps the loop from vectorising.
         for x in self._elements:
             add_read_step(body, x, "U", f"{x.name}_in_row + i_")
-        body.open("for (uint u_ = 0; u_ < U; ++u_)")
+        body.open_step()
         body.add("const uint j = i_ + u_;")
         other = self._load(body, "step[u_]", "j")
         add_merge(body, self.monoid, self._own("u_", suffix), other, quick=not self.merges)
@@ -157,7 +157,7 @@ class Fold(Pattern):
         are full or a row is a power of two of their lanes, and over threadgroup memory."""
         monoid = self.monoid
         body.open("for (uint w_ = U / 2; w_ > 0; w_ /= 2)")
-        body.open("for (uint u_ = 0; u_ < w_; ++u_)")
+        body.open_step("w_")
         add_merge(body, monoid, self._own("u_"), self._own("u_ + w_"))
         body.close()
         body.close()
@@ -282,14 +282,20 @@ class Fold(Pattern):
         types = self.monoid.types(self.type)
         for name, type_ in types.items():
             body.add(f"{type_} {name}{suffix}[{count}];")
-        loop = f"{index} < width_" if self.columns else f"{index} < {count}"
-        body.open(f"for (uint {index} = 0; {loop}; ++{index})")
+        self._open_loop(body)
         own = self._own(index, suffix)
         # Merging takes the lower of equal positions, so that no position is the highest.
         front = RANGES["uint"][1] if self.merges else "first_"
         for name, value in self.monoid.started(self.type, front).items():
             body.add(f"{own[name]} = {value};")
         body.close()
+
+    def _open_loop(self, body: Body) -> None:
+        """The loop over the accumulators."""
+        if self.columns:
+            body.open("for (uint n_ = 0; n_ < width_; ++n_)")
+        else:
+            body.open_step()
 
     def _walk(
         self,
@@ -313,8 +319,8 @@ class Fold(Pattern):
         if monoid.step and not self.merges:
             body.add("uint steps_ = 0;")
         start = f"uint i_ = {first}"
-        # Not of comparisons, of which g++ makes no vectors in a row.
-        if self.columns and not self.merges and (monoid.blocked or monoid.step):
+        # Not of positions and counts, of whose comparisons g++ makes no vectors in a row.
+        if self.columns and not self.merges and (len(monoid.states) == 1 or monoid.step):
             body.add(f"{start};")
             self._columns_together(body, stop, "_part" if plain else "_block")
             start = ""
@@ -323,14 +329,13 @@ class Fold(Pattern):
             body.add(monoid.step)
         take(body, "_part" if plain else "_block")
         body.close()
-        loop = f"{index} < width_" if self.columns else f"{index} < {count}"
         if not plain:
-            body.open(f"for (uint {index} = 0; {loop}; ++{index})")
+            self._open_loop(body)
             add_merge(body, monoid, self._own(index), self._own(index, "_block"))
             body.close()
             body.close()
         if monoid.after and not self.merges:
-            body.open(f"for (uint {index} = 0; {loop}; ++{index})")
+            self._open_loop(body)
             body.add(*(fill(line, self._own(index), {}) for line in monoid.after))
             body.close()
 

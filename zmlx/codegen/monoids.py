@@ -83,7 +83,13 @@ def _extreme(sign: str) -> dict[str, Monoid]:
     same = "({m2} == {m}) | (({m2} != {m2}) & ({m} != {m}))"
     take = "{m} = away_ ? {m2} : {m};"
     return {
-        "": Monoid((("m", "T"),), (start,), ("v_",), (f"{{m}} = {beyond} ? {{m2}} : {{m}};",)),
+        # Two selects, of which g++ makes vectors in a row of few accumulators too.
+        "": Monoid(
+            (("m", "T"),),
+            (start,),
+            ("v_",),
+            (f"{{m}} = {{m2}} {sign} {{m}} ? {{m2}} : {{m}};", "{m} = {m2} != {m2} ? {m2} : {m};"),
+        ),
         # How many elements equal the extreme one, for the gradient, which they share; 0 for NaN.
         "_count": Monoid(
             (("m", "T"), ("count", "uint")),

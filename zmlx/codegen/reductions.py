@@ -58,7 +58,7 @@ def start_parts(body: Body, r: Reduce) -> None:
         parts = [(r.name, f"{r.type}({REDUCTIONS[r.op].identity})")]
     for name, _ in parts:
         body.add(f"{r.type} {name}_part[U];")
-    body.open("for (uint u_ = 0; u_ < U; ++u_)")
+    body.open_step()
     for name, identity in parts:
         body.add(f"{name}_part[u_] = {identity};")
     body.close()
@@ -92,11 +92,11 @@ def fold_parts(body: Body, r: Reduce) -> None:
         _fold(body, r.name, r.op, r.type, f"{r.name}_part")
         return
     body.add(f"float {r.peak}_most[U];")
-    body.open("for (uint u_ = 0; u_ < U; ++u_)")
+    body.open_step()
     body.add(f"{r.peak}_most[u_] = {r.peak}_part[u_];")
     body.close()
     _fold(body, r.peak, "max", "float", f"{r.peak}_most")
-    body.open("for (uint u_ = 0; u_ < U; ++u_)")
+    body.open_step()
     old = f"{r.peak}_part[u_]"
     body.add(f"{r.name}_part[u_] *= {old} == {r.peak} ? 1.0f : exp({old} - {r.peak});")
     body.close()
@@ -106,7 +106,7 @@ def fold_parts(body: Body, r: Reduce) -> None:
 def _fold(body: Body, name: str, op: str, type_: str, parts: str) -> None:
     how = REDUCTIONS[op]
     body.open("for (uint w_ = U / 2; w_ > 0; w_ /= 2)")
-    body.open("for (uint u_ = 0; u_ < w_; ++u_)")
+    body.open_step("w_")
     a, v = f"{parts}[u_]", f"{parts}[u_ + w_]"
     body.add(f"{a} = {how.update.format(a=a, v=v)};")
     body.close()

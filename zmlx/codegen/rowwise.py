@@ -245,7 +245,7 @@ class Rowwise(Pattern):
             if y.kind == "row":
                 pointer = f"{array(y, '_out')}_row + {place(y, 'i_')}"
                 add_write_step(body, y, "U", pointer, "live_")
-        body.open("for (uint u_ = 0; u_ < U; ++u_)")
+        body.open_step()
         body.add("const uint j = i_ + u_;")
         for x in random:
             body.add(f"const float {x.name} = {x.name}_drawn[u_];")
@@ -328,7 +328,7 @@ class Rowwise(Pattern):
     def _store_columns(self, body: Body) -> None:
         body.open("for (uint s_ = 0; s_ < STEPS; ++s_)")
         body.add("const uint i_ = (s_ * TPR + lane_) * U;")
-        body.open("for (uint u_ = 0; u_ < U; ++u_)")
+        body.open_step()
         body.open("if (i_ + u_ < whole_)")
         for y in self.columns:
             body.add(

@@ -12,6 +12,8 @@ from .text import STEP_HEADER, Body, add_read_step, add_write_step, set_step, un
 
 #: Neighbours that a thread scans one after another.
 _RUN = 16
+#: The loop over the elements of a step that ends with them.
+_PART_OF_STEP = "for (uint u_ = 0; u_ < U && i_ + u_ < stop_; ++u_)"
 
 
 @dataclass(frozen=True)
@@ -161,17 +163,17 @@ class Scan(Pattern):
         body.open("if (full_)")
         for name in ("x", *self.others):
             add_read_step(body, Operand(name), "U", f"{name}_in_row + i_")
-        body.open("for (uint u_ = 0; u_ < U; ++u_)")
+        body.open_step()
         lifted = self._load(body, "step[u_]")
         for name in types:
             body.add(f"{name}_own[u_] = {lifted[name]};")
         body.close()
         body.depth -= 1
         body.open("} else")
-        body.open("for (uint u_ = 0; u_ < U; ++u_)")
+        body.open_step()
         self._start(body, lambda n: f"{n}_own[u_]", declare=False)
         body.close()
-        body.open("for (uint u_ = 0; u_ < U && i_ + u_ < stop_; ++u_)")
+        body.open(_PART_OF_STEP)
         lifted = self._load(body, "step[u_]")
         for name in types:
             body.add(f"{name}_own[u_] = {lifted[name]};")
@@ -289,22 +291,24 @@ class Scan(Pattern):
     def _row_outputs(self, body: Body) -> None:
         types = self._types
         body.open("if (live_ && full_)")
-        for loop in ("u_ < U", "u_ < U && i_ + u_ < stop_"):
-            if loop == "u_ < U":
+        for whole in (True, False):
+            if whole:
                 for name in self.others:
                     add_read_step(body, Operand(name), "U", f"{name}_in_row + i_")
                 for y in self.outputs:
                     add_write_step(body, y, "U", f"{y.name}_out_row + i_", "true")
-            body.open(f"for (uint u_ = 0; {loop}; ++u_)")
+                body.open_step()
+            else:
+                body.open(_PART_OF_STEP)
             for name, type_ in types.items():
                 body.add(f"const {type_} {name} = {name}_part[u_];")
             for name in self.others:
                 body.add(f"const {self.type} {name} = {self.type}({name}_in_step[u_]);")
             for y in self.outputs:
                 alone = f"{y.name}_out_step[u_] = {y.name}_t({y.expr});"
-                body.add(set_step(y, "u_") if loop == "u_ < U" else alone)
+                body.add(set_step(y, "u_") if whole else alone)
             body.close()
-            if loop == "u_ < U":
+            if whole:
                 body.depth -= 1
                 body.open("} else if (live_)")
         body.close()

@@ -36,6 +36,11 @@ class Body:
         self.add(line + " {")
         self.depth += 1
 
+    def open_step(self, count: str = "U") -> None:
+        """The loop over the elements `u_` of a step; it needs `STEP_HEADER`."""
+        self.add("ZMLX_STEP_LOOP")
+        self.open(f"for (uint u_ = 0; u_ < {count}; ++u_)")
+
     def close(self) -> None:
         """The end of a block."""
         self.depth -= 1
@@ -86,8 +91,10 @@ def unique(items: Iterable[str]) -> tuple[str, ...]:
 #: Header of every kernel that takes steps of elements.
 STEP_HEADER = """
 // `count` elements that lie side by side, which a thread reads or sets one after the other, and
-// keeps if `live`. The CPU target converts those of half at once.
+// keeps if `live`. The CPU target converts those of half at once, and has the compiler make vectors
+// of a loop over them before it unrolls it.
 #ifndef ZMLX_READ_STEP
+#define ZMLX_STEP_LOOP
 #define ZMLX_READ_STEP(count, pointer) (pointer)
 #define ZMLX_WRITE_STEP(count, pointer, live) (pointer)
 #define ZMLX_SET(step, index, type, ...) step[index] = type(__VA_ARGS__)

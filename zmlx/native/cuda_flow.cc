@@ -118,6 +118,7 @@ class Analysis {
   }
 
   void statement(Body& body, size_t begin, size_t last, Flow& flow) {
+    begin = outline_.past_prefix(begin);
     auto& token = tokens_[begin];
     if (token.is("{")) {
       walk(body, begin + 1, last, flow);

@@ -166,7 +166,21 @@ size_t Outline::statement_begin(size_t i) const {
   return i;
 }
 
+size_t Outline::past_prefix(size_t i) const {
+  while (i + 1 < tokens_.size() && tokens_[i].kind == Token::word) {
+    size_t next = i + 1;
+    if (tokens_[i].is("_Pragma") && tokens_[next].is("(")) next = partner[next] + 1;
+    if (next >= tokens_.size() || !tokens_[next].is_any({"for", "while", "do", "switch", "if"}) ||
+        tokens_[i].is_any({"do", "else"})) {
+      break;
+    }
+    i = next;
+  }
+  return i;
+}
+
 size_t Outline::statement_end(size_t i) const {
+  i = past_prefix(i);
   const size_t last = tokens_.size() - 1;
   if (i >= last) return last;
   auto& token = tokens_[i];

@@ -36,6 +36,8 @@ class Outline {
   // First token of the statement that token i is in, and its last (`;` or `}`).
   size_t statement_begin(size_t i) const;
   size_t statement_end(size_t begin) const;
+  // Past what stands before a statement's keyword: `_Pragma("…")`, or a macro that becomes it.
+  size_t past_prefix(size_t begin) const;
   // The `>` of a template list that opens at i, or none if `<` compares or i is something else.
   size_t angle_end(size_t i) const { return opens_list(i) ? partner[i] : none; }
   // Whether token i stands in a struct, outside its functions.

@@ -168,7 +168,7 @@ const Writer = struct {
         for (w.elements) |x| {
             try text.addReadStep(body, x, "U", try body.fmt("{s}_in_row + i_", .{x.name}));
         }
-        try body.open("for (uint u_ = 0; u_ < U; ++u_)", .{});
+        try body.openStep();
         try body.add("const uint j = i_ + u_;", .{});
         const other = try w.load("step[u_]", "j");
         try w.merge(try w.own("u_", suffix), other, !w.p.merges);
@@ -192,7 +192,7 @@ const Writer = struct {
         const body = &w.body;
         const states = w.m.states;
         try body.open("for (uint w_ = U / 2; w_ > 0; w_ /= 2)", .{});
-        try body.open("for (uint u_ = 0; u_ < w_; ++u_)", .{});
+        try body.openStepOf("w_");
         try w.merge(try w.own("u_", "_part"), try w.own("u_ + w_", "_part"), false);
         try body.close();
         try body.close();
@@ -324,9 +324,10 @@ const Writer = struct {
         return result;
     }
 
-    fn openLoop(w: *Writer, count: []const u8, index: []const u8) Error!void {
-        const stop = if (w.p.columns) "width_" else count;
-        try w.body.open("for (uint {s} = 0; {s} < {s}; ++{s})", .{ index, index, stop, index });
+    /// The loop over the accumulators.
+    fn openLoop(w: *Writer) Error!void {
+        if (!w.p.columns) return w.body.openStep();
+        try w.body.open("for (uint n_ = 0; n_ < width_; ++n_)", .{});
     }
 
     /// Declares accumulators.
@@ -335,7 +336,7 @@ const Writer = struct {
         for (w.m.states, 0..) |s, i| {
             try body.add("{s} {s}{s}[{s}];", .{ w.typeOf(i), s.name, suffix, count });
         }
-        try w.openLoop(count, index);
+        try w.openLoop();
         const state = try w.own(index, suffix);
         // Merging takes the lower of equal positions, so that no position is the highest.
         const front = if (w.p.merges) monoids.range("uint").?.highest else "first_";
@@ -376,7 +377,7 @@ const Writer = struct {
             stop = "end_";
         }
         if (counts) try body.add("uint steps_ = 0;", .{});
-        if (w.p.columns and !w.p.merges and (w.m.blocked or w.m.step.len > 0)) {
+        if (w.p.columns and !w.p.merges and (w.m.states.len == 1 or w.m.step.len > 0)) {
             try body.add("uint i_ = {s};", .{first});
             try w.columnsTogether(stop, if (plain) "_part" else "_block");
             try body.open("for (; i_ < {s}; i_ += {s})", .{ stop, step });
@@ -387,13 +388,13 @@ const Writer = struct {
         try take(w, if (plain) "_part" else "_block");
         try body.close();
         if (!plain) {
-            try w.openLoop(count, index);
+            try w.openLoop();
             try w.merge(try w.own(index, "_part"), try w.own(index, "_block"), false);
             try body.close();
             try body.close();
         }
         if (w.m.after.len > 0 and !w.p.merges) {
-            try w.openLoop(count, index);
+            try w.openLoop();
             const state = try w.own(index, "_part");
             for (w.m.after) |line| {
                 try body.add("{s}", .{try monoids.fill(body, w.m, line, state, &.{})});

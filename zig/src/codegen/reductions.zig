@@ -48,11 +48,11 @@ pub fn startParts(body: *Body, r: Reduce) Error!void {
     try body.add("{s} {s}_part[U];", .{ r.type, r.name });
     if (isSumExp(r)) {
         try body.add("{s} {s}_part[U];", .{ r.type, r.peak });
-        try body.open("for (uint u_ = 0; u_ < U; ++u_)", .{});
+        try body.openStep();
         try body.add("{s}_part[u_] = 0.0f;", .{r.name});
         try body.add("{s}_part[u_] = -FLT_MAX;", .{r.peak});
     } else {
-        try body.open("for (uint u_ = 0; u_ < U; ++u_)", .{});
+        try body.openStep();
         try body.add("{s}_part[u_] = {s}({s});", .{ r.name, r.type, rule(r.op).identity });
     }
     try body.close();
@@ -83,11 +83,11 @@ pub fn foldParts(body: *Body, r: Reduce) Error!void {
         return fold(body, r.name, r.op, r.type, try body.fmt("{s}_part", .{r.name}));
     }
     try body.add("float {s}_most[U];", .{r.peak});
-    try body.open("for (uint u_ = 0; u_ < U; ++u_)", .{});
+    try body.openStep();
     try body.add("{s}_most[u_] = {s}_part[u_];", .{ r.peak, r.peak });
     try body.close();
     try fold(body, r.peak, "max", "float", try body.fmt("{s}_most", .{r.peak}));
-    try body.open("for (uint u_ = 0; u_ < U; ++u_)", .{});
+    try body.openStep();
     const old = try body.fmt("{s}_part[u_]", .{r.peak});
     try body.add(
         "{s}_part[u_] *= {s} == {s} ? 1.0f : exp({s} - {s});",
@@ -106,7 +106,7 @@ fn fold(
 ) Error!void {
     const how = rule(op);
     try body.open("for (uint w_ = U / 2; w_ > 0; w_ /= 2)", .{});
-    try body.open("for (uint u_ = 0; u_ < w_; ++u_)", .{});
+    try body.openStepOf("w_");
     const a = try body.fmt("{s}[u_]", .{list});
     const v = try body.fmt("{s}[u_ + w_]", .{list});
     try body.add("{s} = {s};", .{ a, try updated(body, how.update, a, v) });

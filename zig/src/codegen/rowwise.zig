@@ -294,7 +294,7 @@ pub const Rowwise = struct {
             const pointer = try body.fmt("{s}_out_row + {s}", .{ y.arrayName(), spot });
             try text.addWriteStep(body, y, "U", pointer, "live_");
         };
-        try body.open("for (uint u_ = 0; u_ < U; ++u_)", .{});
+        try body.openStep();
         try body.add("const uint j = i_ + u_;", .{});
         for (p.inputs) |x| if (x.kind == .random and needed.has(x.name)) {
             try body.add("const float {s} = {s}_drawn[u_];", .{ x.name, x.name });
@@ -420,7 +420,7 @@ pub const Rowwise = struct {
     fn storeColumns(p: Rowwise, body: *Body) Error!void {
         try body.open("for (uint s_ = 0; s_ < STEPS; ++s_)", .{});
         try body.add("const uint i_ = (s_ * TPR + lane_) * U;", .{});
-        try body.open("for (uint u_ = 0; u_ < U; ++u_)", .{});
+        try body.openStep();
         try body.open("if (i_ + u_ < whole_)", .{});
         for (p.outputs) |y| if (y.kind == .column) {
             try body.add(

@@ -187,12 +187,12 @@ const Writer = struct {
         try body.open("if (full_)", .{});
         try w.readStep("x");
         for (w.p.others) |name| try w.readStep(name);
-        try w.loadBlock(loops[0]);
+        try w.loadBlock(true);
         try body.closeElse();
-        try body.open("for (uint u_ = 0; u_ < U; ++u_)", .{});
+        try body.openStep();
         try w.start("_own[u_]", false);
         try body.close();
-        try w.loadBlock(loops[1]);
+        try w.loadBlock(false);
         try body.close();
         try w.runs();
         try w.lanes();
@@ -205,7 +205,11 @@ const Writer = struct {
         try body.close();
     }
 
-    const loops = [_][]const u8{ "u_ < U", "u_ < U && i_ + u_ < stop_" };
+    /// The loop over the elements of a whole step or of one past the end.
+    fn openElements(w: *Writer, whole: bool) Error!void {
+        if (whole) return w.body.openStep();
+        try w.body.open("for (uint u_ = 0; u_ < U && i_ + u_ < stop_; ++u_)", .{});
+    }
 
     /// Pointers to a place of every operand and output.
     fn pointers(
@@ -229,8 +233,8 @@ const Writer = struct {
     }
 
     /// The states of a thread's elements.
-    fn loadBlock(w: *Writer, loop: []const u8) Error!void {
-        try w.body.open("for (uint u_ = 0; {s}; ++u_)", .{loop});
+    fn loadBlock(w: *Writer, whole: bool) Error!void {
+        try w.openElements(whole);
         const lifted = try w.load("step[u_]");
         for (w.m.states, lifted) |s, value| try w.body.add("{s}_own[u_] = {s};", .{ s.name, value });
         try w.body.close();
@@ -342,8 +346,8 @@ const Writer = struct {
     fn rowOutputs(w: *Writer) Error!void {
         const body = &w.body;
         try body.open("if (live_ && full_)", .{});
-        for (loops, 0..) |loop, i| {
-            if (i > 0) {
+        for ([_]bool{ true, false }) |whole| {
+            if (!whole) {
                 body.depth -= 1;
                 try body.open("}} else if (live_)", .{});
             } else {
@@ -353,11 +357,11 @@ const Writer = struct {
                     try text.addWriteStep(body, y, "U", pointer, "true");
                 }
             }
-            try body.open("for (uint u_ = 0; {s}; ++u_)", .{loop});
+            try w.openElements(whole);
             try w.declareAll("const {s} {s} = {s}_part[u_];");
             for (w.p.others) |name| try w.loadOne(name, "step[u_]");
             for (w.p.outputs) |y| {
-                if (i == 0) {
+                if (whole) {
                     try text.addSetStep(body, y, "u_");
                 } else {
                     try body.add("{s}_out_step[u_] = {s}_t({s});", .{ y.name, y.name, y.expr });

@@ -28,6 +28,17 @@ pub const Body = struct {
         body.depth += 1;
     }
 
+    /// The loop over the elements `u_` of a step; it needs `step_header`.
+    pub fn openStep(body: *Body) Error!void {
+        try body.openStepOf("U");
+    }
+
+    /// The same over `count` of them.
+    pub fn openStepOf(body: *Body, comptime count: []const u8) Error!void {
+        try body.add("ZMLX_STEP_LOOP", .{});
+        try body.open("for (uint u_ = 0; u_ < " ++ count ++ "; ++u_)", .{});
+    }
+
     /// The end of a block.
     pub fn close(body: *Body) Error!void {
         body.depth -= 1;

@@ -155,6 +155,13 @@ test "a launch that cannot be is refused" {
     bad.output_shapes = &.{&.{-4}};
     try testing.expectError(error.InvalidArgument, kernel.launch(&.{x}, bad, &y));
     bad = good;
+    bad.output_dtypes = &.{.float64};
+    try testing.expectError(error.InvalidArgument, kernel.launch(&.{x}, bad, &y));
+    const wide = try Array.scalar(f64, 1);
+    defer wide.deinit();
+    try testing.expectError(error.InvalidArgument, kernel.launch(&.{wide}, good, &y));
+    try testing.expect(std.mem.find(u8, zmlx.lastError(), "'inputs' must have dtypes") != null);
+    bad = good;
     bad.threadgroup = .{ 2048, 1, 1 };
     try testing.expectError(error.InvalidArgument, kernel.launch(&.{x}, bad, &y));
     const reason = "'threadgroup' must hold at most 1024";

@@ -356,6 +356,101 @@ test "wrong shapes and dtypes are refused with Python's text" {
     try testing.expectError(error.InvalidArgument, ops.softmaxBackward(&context, x, weight));
 }
 
+test "pattern kernels refuse arrays that do not fit the others" {
+    var context: zmlx.Context = .init(gpa, testing.io);
+    defer context.deinit();
+    const mixed: zmlx.PatternKernel = .{
+        .name = "mixed__all",
+        .pattern = .{ .rowwise = .{
+            .inputs = &.{
+                .{ .name = "first", .array = "x", .parts = 2 },
+                .{ .name = "second", .array = "x", .part = 1, .parts = 2 },
+                .{ .name = "w", .kind = .column },
+                .{ .name = "r", .kind = .per_row },
+                .{ .name = "e", .kind = .at, .index = "1" },
+                .{ .name = "s", .kind = .scalar },
+            },
+            .outputs = &.{.{ .name = "y", .expr = "first * w + second * r + e * s" }},
+        } },
+        .dtypes = &.{.{ .dtype = .float32 }},
+    };
+    const x = try Array.fromSlice(f32, &.{ 1, 2, 3, 4, 5, 6, 7, 8 }, &.{ 2, 4 });
+    defer x.deinit();
+    const square = try Array.fromSlice(f32, &.{ 0, 10, 0, 20 }, &.{ 2, 2 });
+    defer square.deinit();
+    const two = try Array.fromSlice(f32, &.{ 1, 2 }, &.{2});
+    defer two.deinit();
+    const three = try Array.zeros(.float32, &.{ 2, 3 });
+    defer three.deinit();
+    const point = try Array.scalar(f32, 3);
+    defer point.deinit();
+    const y = try context.one(&mixed, &.{ x, two, two, square, point });
+    defer y.deinit();
+    var data: [4]f32 = undefined;
+    try y.copyTo(f32, &data);
+    try testing.expectEqualSlices(f32, &.{ 34, 38, 79, 88 }, &data);
+
+    const Case = struct { [5]Array, []const u8 };
+    for ([_]Case{
+        .{
+            .{ three, two, two, square, point },
+            "'x' must have a last axis divisible by 2 but got (2, 3).",
+        },
+        .{ .{ x, point, two, square, point }, "'w' must have shape (2,) but got ()." },
+        .{ .{ x, two, square, square, point }, "'r' must have shape (2,) but got (2, 2)." },
+        .{ .{ x, two, two, three, point }, "'e' must have shape (2, 2) but got (2, 3)." },
+        .{ .{ x, two, two, square, two }, "'s' must have shape () but got (2,)." },
+    }) |case| {
+        try testing.expectError(error.InvalidArgument, context.one(&mixed, &case[0]));
+        try testing.expectEqualStrings(case[1], zmlx.lastError()["[mixed] ".len..]);
+    }
+
+    const sum: zmlx.PatternKernel = .{
+        .name = "sum",
+        .pattern = .{
+            .elementwise = .{
+                .inputs = &.{ .{ .name = "a", .kind = .full }, .{ .name = "b", .kind = .full } },
+                .outputs = &.{.{ .name = "y", .expr = "a + b", .kind = .full }},
+            },
+        },
+        .dtypes = &.{.{ .promotion = &.{"a"} }},
+    };
+    try testing.expectError(error.InvalidArgument, context.one(&sum, &.{ x, two }));
+}
+
+test "column outputs of both patterns are sums over rows, and a promotion is one of inputs" {
+    var context: zmlx.Context = .init(gpa, testing.io);
+    defer context.deinit();
+    const inputs: []const zmlx.codegen.parts.Operand = &.{.{ .name = "x" }};
+    const outputs: []const zmlx.codegen.parts.Output = &.{
+        .{ .name = "y", .expr = "x", .kind = .column },
+    };
+    const x = try Array.fromSlice(f32, &.{ 1, 2, 3, 4 }, &.{ 2, 2 });
+    defer x.deinit();
+    const columns: zmlx.PatternKernel = .{
+        .name = "columns",
+        .pattern = .{ .columnwise = .{ .inputs = inputs, .outputs = outputs } },
+        .dtypes = &.{.{ .dtype = .float32 }},
+        .chunks = 1,
+    };
+    const walks: zmlx.PatternKernel = .{
+        .name = "walks",
+        .pattern = .{ .rowwise = .{ .inputs = inputs, .outputs = outputs } },
+        .dtypes = &.{.{ .dtype = .float32 }},
+        .chunks = 1,
+    };
+    for ([_]*const zmlx.PatternKernel{ &columns, &walks }) |kernel| {
+        const y = try context.one(kernel, &.{x});
+        defer y.deinit();
+        var data: [2]f32 = undefined;
+        try y.copyTo(f32, &data);
+        try testing.expectEqualSlices(f32, &.{ 4, 6 }, &data);
+    }
+    var none = walks;
+    none.dtypes = &.{.{ .promotion = &.{} }};
+    try testing.expectError(error.InvalidArgument, context.one(&none, &.{x}));
+}
+
 test "the kernels of the catalogue have the names that Python gives them" {
     var arena_state: std.heap.ArenaAllocator = .init(gpa);
     defer arena_state.deinit();

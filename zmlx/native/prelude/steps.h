@@ -1,9 +1,15 @@
-// section steps; needs base; after numbers; tokens ZMLX_READ_STEP ZMLX_WRITE_STEP ZMLX_SET
+// section steps; needs base; after numbers; tokens ZMLX_STEP_LOOP ZMLX_READ_STEP ZMLX_WRITE_STEP ZMLX_SET
 // Steps of elements as the header of a pattern describes them. Halves are converted by the
 // instructions that x86 has for it, which g++ does not find in a loop: it makes ten of reading one
 // and twenty of writing one. For bfloats the same, with the instruction that some processors have,
 // was no faster than the loops.
 
+// g++ unrolls a loop of up to 16 turns before it looks for vectors, and then finds few.
+#ifdef __clang__
+#define ZMLX_STEP_LOOP
+#else
+#define ZMLX_STEP_LOOP _Pragma("GCC unroll 1")
+#endif
 #define ZMLX_READ_STEP(count, pointer) metal::zk_read_step<count>(pointer)
 #define ZMLX_WRITE_STEP(count, pointer, live) metal::zk_write_step<count>(pointer, live)
 #define ZMLX_SET(step, index, type, ...) metal::zk_set<type>(step, index, (__VA_ARGS__))
@@ -25,26 +31,51 @@ METAL_FUNC void zk_set(P pointer, uint index, V value) {
 
 #if defined(ZK_NUMBERS) && defined(__F16C__) && !defined(__clang__)
 
+typedef float zk_8_floats __attribute__((vector_size(32)));
+typedef short zk_8_halves __attribute__((vector_size(16)));
+typedef float zk_16_floats __attribute__((vector_size(64)));
+typedef short zk_16_halves __attribute__((vector_size(32)));
+
+METAL_FUNC zk_8_floats zk_floats(zk_8_halves bits) { return __builtin_ia32_vcvtph2ps256(bits); }
+METAL_FUNC zk_8_halves zk_halves(zk_8_floats values) {
+  return __builtin_ia32_vcvtps2ph256(values, 0);
+}
 #ifdef __AVX512F__
-inline constexpr uint zk_wide = 16;
-#else
-inline constexpr uint zk_wide = 8;
+METAL_FUNC zk_16_floats zk_floats(zk_16_halves bits) {
+  return __builtin_ia32_vcvtph2ps512_mask(bits, zk_16_floats{}, -1, 4);
+}
+METAL_FUNC zk_16_halves zk_halves(zk_16_floats values) {
+  return __builtin_ia32_vcvtps2ph512_mask(values, 0, zk_16_halves{}, -1);
+}
 #endif
-typedef float zk_wide_floats __attribute__((vector_size(4 * zk_wide)));
-typedef short zk_wide_shorts __attribute__((vector_size(2 * zk_wide)));
+
+// What N halves are converted in: the widest registers that they fill.
+#ifdef __AVX512F__
+template <uint N>
+inline constexpr uint zk_half_width = N % 16 == 0 ? 16 : 8;
+#else
+template <uint N>
+inline constexpr uint zk_half_width = 8;
+#endif
+template <uint Wide>
+struct zk_half_register {
+  typedef zk_8_floats floats;
+  typedef zk_8_halves halves;
+};
+template <>
+struct zk_half_register<16> {
+  typedef zk_16_floats floats;
+  typedef zk_16_halves halves;
+};
 
 template <uint N>
 struct zk_read_halves {
   alignas(64) float zk_values[N];
   METAL_FUNC explicit zk_read_halves(const half* pointer) {
-    for (uint i = 0; i < N; i += zk_wide) {
-      zk_wide_shorts bits;
+    for (uint i = 0; i < N; i += zk_half_width<N>) {
+      typename zk_half_register<zk_half_width<N>>::halves bits;
       __builtin_memcpy(&bits, pointer + i, sizeof bits);
-#ifdef __AVX512F__
-      const auto values = __builtin_ia32_vcvtph2ps512_mask(bits, zk_wide_floats{}, -1, 4);
-#else
-      const auto values = __builtin_ia32_vcvtph2ps256(bits);
-#endif
+      const auto values = zk_floats(bits);
       __builtin_memcpy(zk_values + i, &values, sizeof values);
     }
   }
@@ -60,26 +91,22 @@ struct zk_write_halves {
   METAL_FUNC zk_write_halves(half* pointer, bool live) : zk_pointer(pointer), zk_live(live) {}
   zk_write_halves(const zk_write_halves&) = delete;
   METAL_FUNC ~zk_write_halves() {
-    for (uint i = 0; zk_live && i < N; i += zk_wide) {
-      zk_wide_floats values;
+    for (uint i = 0; zk_live && i < N; i += zk_half_width<N>) {
+      typename zk_half_register<zk_half_width<N>>::floats values;
       __builtin_memcpy(&values, zk_values + i, sizeof values);
-#ifdef __AVX512F__
-      const auto bits = __builtin_ia32_vcvtps2ph512_mask(values, 0, zk_wide_shorts{}, -1);
-#else
-      const auto bits = __builtin_ia32_vcvtps2ph256(values, 0);
-#endif
+      const auto bits = zk_halves(values);
       __builtin_memcpy(zk_pointer + i, &bits, sizeof bits);
     }
   }
 };
 
 template <uint N>
-  requires(N % zk_wide == 0)
+  requires(N % 8 == 0)
 METAL_FUNC zk_read_halves<N> zk_read_step(const half* pointer) {
   return zk_read_halves<N>(pointer);
 }
 template <uint N>
-  requires(N % zk_wide == 0)
+  requires(N % 8 == 0)
 METAL_FUNC zk_write_halves<N> zk_write_step(half* pointer, bool live) {
   return zk_write_halves<N>(pointer, live);
 }
