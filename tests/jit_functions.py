@@ -202,7 +202,8 @@ def library(x):
 def operations_of_mlx(x, y):
     a = mx.sigmoid(x) - mx.maximum(x, y) + mx.where(x > 0, x, 2 * x) * mx.clip(y, -1, 1)
     b = nn.silu(x) + nn.gelu(y) * nn.softplus(x) + nn.relu(y) + mx.logaddexp(x, y)
-    return a * b + mx.floor(x) + mx.round(y) + mx.square(x) * mx.rsqrt(1 + mx.abs(y))
+    c = mx.sign(y) * x if mx.not_equal(x, 0.5) else 0.25
+    return a * b + c + mx.floor(x) + mx.round(y) + mx.square(x) * mx.rsqrt(1 + mx.abs(y))
 
 
 @jit

@@ -393,6 +393,19 @@ def test_lets_outputs_and_reductions_may_have_such_names_too():
         g(X.astype(mx.int32))
 
 
+def test_vmap_of_an_inequality_keeps_the_mapped_axis_in_place():
+    f = zmlx.expression("where(0.5 != x, y, 2)", inputs=("x", "y"))
+    close(mx.vmap(f)(X, Y), Y)
+    differs = zmlx.expression("x != y")
+    close(mx.vmap(differs, in_axes=(None, 0))(X[0], X), X[0] != X)
+
+    @zmlx.jit
+    def pick(x, y):
+        return 2.0 if x != y else y
+
+    close(mx.vmap(pick, in_axes=(None, 0))(X[0], Y), mx.full(Y.shape, 2.0))
+
+
 def test_a_number_computed_from_bools_is_a_float():
     mask = X > Y
     pick = zmlx.expression("where(m, 1.5, 2)", inputs=("m",))

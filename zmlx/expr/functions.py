@@ -60,7 +60,8 @@ _OPERATORS = (
     _F("||", "x y", "||", "logical_or", condition=True, logical=True, precedence=2),
     _F("&&", "x y", "&&", "logical_and", condition=True, logical=True, precedence=3),
     _F("==", "x y", "==", "equal", condition=True, precedence=4),
-    _F("!=", "x y", "!=", "not_equal", condition=True, precedence=4),
+    # MLX's, mapped over its second operand alone, has the mapped axis in another place.
+    _F("!=", "x y", "!=", "!(x == y)", condition=True, precedence=4),
     _F("<", "x y", "<", "less", condition=True, precedence=5),
     _F("<=", "x y", "<=", "less_equal", condition=True, precedence=5),
     _F(">", "x y", ">", "greater", condition=True, precedence=5),

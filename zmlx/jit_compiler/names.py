@@ -19,7 +19,7 @@ _MATH_OWN = ("floor", "ceil", "trunc", "log")
 _PYTHON = ("abs", "bool", "float", "int", "max", "min", "pow", "round")
 _NN = "gelu gelu_approx log_sigmoid mish relu sigmoid silu softplus tanh"
 #: Operations of MLX that are not the `mlx` column of a row.
-_MLX = ("clip", "reciprocal")
+_MLX = {"clip": "clip", "not_equal": "!=", "reciprocal": "reciprocal", "sign": "sign"}
 
 
 @cache
@@ -39,8 +39,8 @@ def known() -> dict[int, tuple[str, str]]:
     for f in FUNCTIONS.values():
         if hasattr(mx, f.mlx):
             found[id(getattr(mx, f.mlx))] = ("expr", f.name)
-    for n in _MLX:
-        found[id(getattr(mx, n))] = ("expr", n)
+    for n, meaning in _MLX.items():
+        found[id(getattr(mx, n))] = ("expr", meaning)
     for n in _NN.split():
         found[id(getattr(nn, n))] = ("expr", ALIASES.get(n, n))
     return found

@@ -39,7 +39,8 @@ _INT: dict[str, Callable[..., mx.array]] = {
 }
 _COMPARE: dict[str, Callable[..., mx.array]] = {
     "==": mx.equal,
-    "!=": mx.not_equal,
+    # MLX's, mapped over its second operand alone, has the mapped axis in another place.
+    "!=": lambda x, y: mx.logical_not(mx.equal(x, y)),
     "<": mx.less,
     "<=": mx.less_equal,
     ">": mx.greater,
