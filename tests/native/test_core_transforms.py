@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import mlx.core as mx
@@ -82,6 +83,38 @@ def test_wrong_answers_of_a_record_raise(gradients: Any, error: Any, message: st
     with pytest.raises(error, match=message):
         answer_with(gradients)
     assert mx.array_equal(square(x16), x16 * x16)
+
+
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+class _Unsaid(Exception):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
+def interrupted_in_its_message() -> None:
+    raise _Unsaid
+
+
+@pytest.mark.parametrize("answer", [interrupted, interrupted_in_its_message])
+def test_an_interrupt_of_a_record_interrupts(answer: Any) -> None:
+    """Where a training loop is when somebody presses Ctrl-C: no error that it may survive."""
+
+    def survive() -> None:
+        try:
+            answer_with(answer)
+        except RuntimeError:
+            for _ in range(1000):  # Python looks for signals between its instructions
+                pass
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            survive()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_wrong_numbers_of_tangents_and_batched_outputs_raise() -> None:

@@ -17,7 +17,8 @@ struct PyMethodDef {
 void Py_IncRef(PyObject*);
 void Py_DecRef(PyObject*);
 extern PyObject _Py_NoneStruct, _Py_TrueStruct, _Py_FalseStruct;
-extern PyObject *PyExc_ValueError, *PyExc_TypeError, *PyExc_RuntimeError, *PyExc_IndexError;
+extern PyObject *PyExc_ValueError, *PyExc_TypeError, *PyExc_RuntimeError, *PyExc_IndexError,
+    *PyExc_KeyboardInterrupt;
 extern PyObject PyTuple_Type, PyCapsule_Type;
 
 PyObject* PyCFunction_NewEx(PyMethodDef*, PyObject* self, PyObject* module);
@@ -50,6 +51,7 @@ void PyErr_Fetch(PyObject**, PyObject**, PyObject**);
 void PyErr_Restore(PyObject*, PyObject*, PyObject*);
 void PyErr_NormalizeException(PyObject**, PyObject**, PyObject**);
 void PyErr_Clear();
+void PyErr_SetInterrupt();
 int PyErr_GivenExceptionMatches(PyObject*, PyObject*);
 int PyGILState_Ensure();
 void PyGILState_Release(int);

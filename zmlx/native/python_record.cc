@@ -14,6 +14,7 @@ namespace {
   bool is_value = PyErr_GivenExceptionMatches(type, PyExc_ValueError);
   bool is_index = PyErr_GivenExceptionMatches(type, PyExc_IndexError);
   bool is_runtime = type == PyExc_RuntimeError;
+  bool is_interrupt = PyErr_GivenExceptionMatches(type, PyExc_KeyboardInterrupt);
   std::string text;
   if (PyObject* message = value ? PyObject_Str(value) : nullptr) {
     if (const char* utf8 = PyUnicode_AsUTF8AndSize(message, nullptr)) text = utf8;
@@ -30,7 +31,12 @@ namespace {
   for (PyObject* object : {type, value, trace}) {
     if (object) Py_DecRef(object);
   }
-  PyErr_Clear();  // of a message that could not be made
+  // Of a message that could not be made: making one looks for signals.
+  PyObject* failure = PyErr_Occurred();
+  is_interrupt |= failure && PyErr_GivenExceptionMatches(failure, PyExc_KeyboardInterrupt);
+  PyErr_Clear();
+  // MLX's binding has no type for it: Python raises it again once it is back from there.
+  if (is_interrupt) PyErr_SetInterrupt();
   if (is_value) throw std::invalid_argument(text);
   if (is_index) throw std::out_of_range(text);
   throw std::runtime_error(text);
