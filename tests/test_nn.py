@@ -142,6 +142,20 @@ def test_constructors_raise_mlxs_errors(name, arguments):
 def test_our_own_constructors_raise(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_sizes_of_attention_are_ints():
+    for layer in (nn.Attention, nn.PagedAttention):
+        for name in ("n_heads", "n_kv_heads", "head_dim"):
+            for value in (4.0, True, "4"):
+                sizes = {"n_heads": 4, "n_kv_heads": 4, "head_dim": 8, name: value}
+                if layer is nn.Attention:
+                    sizes["dims"] = 32
+                with pytest.raises(TypeError, match=rf"'{name}' must be an int but got"):
+                    layer(**sizes)
+
+
+def test_only_modules_are_converted():
     with pytest.raises(TypeError, match=r"\[convert\] 'module' must be an mlx.nn.Module but got"):
         nn.convert([])
 

@@ -72,6 +72,25 @@ def test_writing_changes_its_slots_and_no_other():
         assert mx.array_equal(new, want)
 
 
+@pytest.mark.parametrize("slots", [[-1, 30, -1, 0, -2], [-1, -1, -1, -1, -1], [4, 3, 2, 1, 0]])
+def test_the_gradient_of_writing_counts_each_token_once(slots):
+    """Those that are left out have none, and the pool has it where nothing was written."""
+    pool, tokens = mx.random.normal((BLOCKS, SIZE, KV, 3)), mx.random.normal((5, KV, 3))
+    cotangent = mx.random.normal(pool.shape)
+
+    def written(tokens, pool):
+        return nn.reshape_and_cache(tokens, tokens, pool, pool, mx.array(slots))[0] * cotangent
+
+    dtokens, dpool = mx.grad(lambda *a: written(*a).sum(), (0, 1))(tokens, pool)
+    want, left = mx.zeros((5, KV, 3)), mx.array(cotangent).reshape(-1, KV, 3)
+    for i, slot in enumerate(slots):
+        if slot >= 0:
+            want[i] = left[slot]
+            left[slot] = 0
+    assert mx.array_equal(dtokens, want)
+    assert mx.array_equal(dpool, left.reshape(pool.shape))
+
+
 def test_writing_nothing_changes_nothing():
     cache = mx.random.normal((BLOCKS, SIZE, KV, WIDTH))
     for slots in (mx.array([-1, -5]), mx.zeros((0,), mx.int32)):
@@ -131,7 +150,9 @@ TABLE, LENGTHS, POOL = zeros(1, 2, dtype=mx.int32), mx.array([3]), zeros(4, 4, 2
     ("make", "message"),
     [
         (lambda: nn.PagedAttention(4, 3, 8), "'n_kv_heads' must divide 4 heads but got 3"),
-        (lambda: nn.PagedAttention(4, 2, 0), "'head_dim' must be positive but got 0"),
+        (lambda: nn.PagedAttention(4, 2, 0), "'head_dim' must be at least 1 but got 0"),
+        (lambda: LAYER.make_cache(4, 4, mx.int32),
+         "'dtype' must be float32, float16 or bfloat16 but got int32"),
         (lambda: LAYER.make_cache(0, 4), "'num_blocks' must be at least 1 but got 0"),
         (lambda: LAYER(zeros(1, 3, 1, 8), POOL, POOL, TABLE, LENGTHS),
          r"'queries' must have shape \(B, 4, L, 8\) but got \(1, 3, 1, 8\)"),

@@ -200,6 +200,14 @@ def check_size(op: str, name: str, value: Any) -> int:
     return size
 
 
+def check_heads(op: str, n_heads: Any, n_kv_heads: Any) -> None:
+    """An error unless each head of keys and values serves as many heads of queries."""
+    check_size(op, "n_heads", n_heads)
+    check_size(op, "n_kv_heads", n_kv_heads)
+    if n_heads % n_kv_heads:
+        raise ValueError(f"[{op}] 'n_kv_heads' must divide {n_heads} heads but got {n_kv_heads}.")
+
+
 def check_flag(op: str, name: str, value: Any) -> bool:
     """`value` if it is True or False, or an error."""
     if value is not True and value is not False:

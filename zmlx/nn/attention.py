@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as mnn
 
+from ..arguments import check_heads, check_size
 from . import functional as F
 from .choosing import typical
 from .positions import RoPE
@@ -87,16 +88,15 @@ class Attention(mnn.Module):
     ):
         super().__init__()
         n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
-        if n_heads < 1 or n_kv_heads < 1 or n_heads % n_kv_heads:
-            raise ValueError(
-                f"[Attention] 'n_kv_heads' must divide {n_heads} heads but got {n_kv_heads}."
-            )
+        check_size("Attention", "dims", dims)
+        check_heads("Attention", n_heads, n_kv_heads)
         if head_dim is None:
             if dims % n_heads:
                 raise ValueError(
                     f"[Attention] 'dims' must be divisible by {n_heads} heads but got {dims}."
                 )
             head_dim = dims // n_heads
+        check_size("Attention", "head_dim", head_dim)
         self.n_heads = n_heads
         self.n_kv_heads = n_kv_heads
         self.head_dim = head_dim

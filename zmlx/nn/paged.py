@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as mnn
 
 from .. import checks, kernels, launch
-from ..arguments import FLOATING, INDICES, check_array, check_size
+from ..arguments import FLOATING, INDICES, check_array, check_heads, check_size, dtype_name
 from ..choice import use_kernel
 from ..targets import cpu
 from .choosing import typical
@@ -64,12 +64,8 @@ class PagedAttention(mnn.Module):
     ):
         super().__init__()
         n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
-        if n_heads < 1 or n_kv_heads < 1 or n_heads % n_kv_heads:
-            raise ValueError(
-                f"[PagedAttention] 'n_kv_heads' must divide {n_heads} heads but got {n_kv_heads}."
-            )
-        if head_dim < 1:
-            raise ValueError(f"[PagedAttention] 'head_dim' must be positive but got {head_dim}.")
+        check_heads("PagedAttention", n_heads, n_kv_heads)
+        check_size("PagedAttention", "head_dim", head_dim)
         self.n_heads = n_heads
         self.n_kv_heads = n_kv_heads
         self.head_dim = head_dim
@@ -90,6 +86,11 @@ class PagedAttention(mnn.Module):
         """An empty pool: `k_cache` and `v_cache`."""
         for name, size in (("num_blocks", num_blocks), ("block_size", block_size)):
             check_size("PagedAttention", name, size)
+        if dtype not in FLOATING:
+            raise ValueError(
+                f"[PagedAttention] 'dtype' must be float32, float16 or bfloat16 but got "
+                f"{dtype_name(dtype)}."
+            )
         shape = (num_blocks, block_size, self.n_kv_heads, self.head_dim)
         return mx.zeros(shape, dtype), mx.zeros(shape, dtype)
 
@@ -172,7 +173,7 @@ def reshape_and_cache(
             with `ZMLX_CHECK=1` it raises.
 
     Returns:
-        The pool after writing: k_cache and v_cache.
+        The pool after writing: k_cache and v_cache. Gradients are those of plain MLX.
     """
     op = "reshape_and_cache"
     check_array(op, "slots", slots, INDICES)
@@ -214,9 +215,12 @@ def _write(tokens: mx.array, cache: mx.array, slots: mx.array, count: int) -> mx
     flat = cache.reshape(count, *cache.shape[2:])
     kept, lost = (slots >= 0) & (slots < count), mx.any(slots >= count)
     # A token that is left out repeats the first one that is not: writing it changes nothing.
-    source = mx.where(kept, mx.arange(slots.size), mx.argmax(kept))
+    order = mx.arange(slots.size)
+    source = mx.where(kept, order, mx.argmax(kept))
     places = mx.clip(slots[source], 0, count - 1)
     places = mx.where(mx.any(kept), places, 0)
     rows = mx.where(mx.any(kept), tokens[source], flat[:1])
+    # Only one of the repeated rows has the gradient of what is written.
+    rows = mx.where((source == order)[:, None, None], rows, mx.stop_gradient(rows))
     flat[places] = mx.where(lost, mx.array(mx.nan, cache.dtype), rows)
     return flat.reshape(cache.shape)
