@@ -129,6 +129,24 @@ def test_what_a_plan_reads_and_what_it_calls_may_change():
     assert all(not r.new for r in zmlx.patch(model).replaced)
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["before", "and patched again"])
+def test_a_class_that_gets_another_call_runs_it(again, monkeypatch):
+    """As mlx-lm's `grad_checkpoint` gives it one."""
+
+    class Norm(mnn.RMSNorm):
+        def __call__(self, x):
+            return super().__call__(x)
+
+    model, x = mnn.Sequential(Norm(24)), mx.random.normal((2, 24), key=mx.random.key(1))
+    assert zmlx.patch(model).kinds() == {"norm": 1}
+    before, own = model(x), Norm.__call__
+    monkeypatch.setattr(Norm, "__call__", lambda self, x: 2 * own(self, x))
+    if again:
+        zmlx.patch(model)
+    # The rounding of a norm of 24 elements.
+    assert mx.allclose(model(x), 2 * before, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("mode", [False, True], ids=["evaluation", "training"])
 def test_a_mode_and_a_rate_that_were_set_while_patched_stay(mode):
     model = mnn.Sequential(mnn.Linear(24, 24), mnn.Dropout(0.5))

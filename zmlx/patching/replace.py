@@ -96,10 +96,10 @@ _CLASSES: dict[Any, type[nn.Module]] = {}
 
 def _patched_class(cls: type[nn.Module], methods: tuple[str, ...]) -> type[nn.Module]:
     """The subclass of cls whose modules run a plan, or whose methods run with our attention; one
-    for as long as these methods, and what they refer to, stay the same objects."""
+    for as long as its call and these methods, and what they refer to, stay the same objects."""
     found = {name: inspect.getattr_static(cls, name) for name in methods}
     names = [tuple((n, id(v)) for n, v in _function(f).__globals__.items()) for f in found.values()]
-    key = (cls, tuple(found.items()), tuple(names))
+    key = (cls, cls.__call__, tuple(found.items()), tuple(names))
     if key not in _CLASSES:
         _CLASSES[key] = _subclass(cls, found)
     return _CLASSES[key]
@@ -115,6 +115,7 @@ def _subclass(cls: type[nn.Module], methods: dict[str, Any]) -> type[nn.Module]:
         "__doc__": cls.__doc__,
         "__module__": cls.__module__,
         "_zmlx_class": cls,
+        "_zmlx_class_call": cls.__call__,
         "_extra_repr": _extra_repr,
         "__reduce_ex__": _reduce,
     }
@@ -227,9 +228,12 @@ def is_trained(module: nn.Module) -> bool:
 
 
 def is_current(module: nn.Module) -> bool:
-    """Whether what a patched module holds is still what its plan was found from; the plan is taken
-    out if not."""
-    return holds_the_same(module) or not take_out(module)
+    """Whether what a patched module holds, and the call of its class, are still what its plan was
+    found from; the plan is taken out if not."""
+    cls: Any = type(module)
+    # mlx-lm's `grad_checkpoint` gives a class another call.
+    same_call = plan_of(module) is None or cls._zmlx_class.__call__ == cls._zmlx_class_call
+    return (same_call and holds_the_same(module)) or not take_out(module)
 
 
 def take_out(module: nn.Module) -> bool:
