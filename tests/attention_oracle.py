@@ -6,9 +6,9 @@ import numpy as np
 from autograd import make_vjp
 
 from zmlx.kernels.attention import scaled_dot_product_attention_reference as plain
-from zmlx.testing import EPS, assert_matches, float64_namespace, gradients, to_numpy
+from zmlx.testing import EPS, assert_matches, gradients, oracle_namespace, to_numpy
 
-XP = float64_namespace()
+XP = oracle_namespace()
 
 
 def _fixed(values, kind):

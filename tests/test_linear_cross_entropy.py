@@ -10,9 +10,9 @@ import zmlx
 from zmlx import metal
 from zmlx.kernels import cross_entropy, linear_cross_entropy
 from zmlx.kernels.linear_cross_entropy import linear_cross_entropy_reference
-from zmlx.testing import assert_matches, float64_namespace, to_numpy
+from zmlx.testing import assert_matches, oracle_namespace, to_numpy
 
-XP = float64_namespace()
+XP = oracle_namespace()
 
 
 def problem(seed, rows, width, classes, dtype=mx.float32):

@@ -55,7 +55,7 @@ EVERY = pytest.mark.parametrize("name, options", CONFIGURATIONS.values(), ids=CO
 
 def oracle(name, options, parameters, gradients):
     """The same steps in NumPy's float64."""
-    namespace = zmlx.testing.float64_namespace()
+    namespace = zmlx.testing.oracle_namespace()
     p = [to_numpy(x) for x in leaves(parameters)]
     m = [np.zeros_like(x) for x in p]
     v = [np.zeros_like(x) for x in p]

@@ -38,6 +38,34 @@ def test_a_wrong_kernel_and_a_wrong_gradient_are_found():
         testing.check_gradient(dataclasses.replace(SQUARES, function=slope), CASE, mx.float32)
 
 
+def test_a_reference_must_not_turn_to_float64():
+    """Its error in float32, which the bound is made of, would be that of float64."""
+
+    def promotes(x, *, xp=mx):
+        return x * x * (xp.sum(xp.zeros_like(x)) + np.float64(1))
+
+    op = dataclasses.replace(SQUARES, reference=promotes)
+    with pytest.raises(AssertionError, match="must compute in float32 but gave float64"):
+        testing.check_forward(op, CASE, mx.float32)
+    with pytest.raises(AssertionError, match="must compute in float32 but gave float64"):
+        testing.check_gradient(op, CASE, mx.float32)
+    numbers = testing.oracle_namespace(np.float32)
+    assert numbers.where(np.arange(3) > 1, 0.0, 1.0).dtype == np.float32
+    assert numbers.zeros((2,)).dtype == np.float32
+
+
+def test_a_sum_of_few_elements_is_given_the_error_of_several():
+    """One draw of a sum of terms that cancel may be exact in NumPy by chance."""
+    scaled = dataclasses.replace(
+        SQUARES,
+        function=zmlx.expression("x * s", inputs=("x", "s")),
+        reference=lambda x, scale, *, xp=mx: x * scale,
+        arguments=(Argument("x"), Argument("scale", "(1,)")),
+    )
+    for seed in range(40):
+        testing.check_gradient(scaled, Case((100,), {"D": 7}), mx.float32, seed=seed)
+
+
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16, mx.float64])
 def test_a_reference_may_be_an_array_of_mlx(dtype):
     x = mx.array([1.0, 2.0], dtype=dtype)
