@@ -50,6 +50,31 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert done.stdout.strip() == "7", done.stderr
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="Linux alone has affinities")
+@pytest.mark.parametrize("one", [False, True], ids=["all CPUs", "one CPU"])
+def test_workers_are_kept_off_the_cpu_that_wakes_them(one: bool) -> None:
+    """A virtual machine's Linux may wake them there, where they wait for milliseconds."""
+    code = f"""
+import os
+if {one}:  # before there are other threads
+    os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
+import mlx.core as mx
+from zmlx import kernels, native
+native.load().set_threads(3)
+cpus = os.sched_getaffinity(0)
+for _ in range(2):
+    mx.eval(kernels.exp(mx.zeros((1 << 20,))))
+apart = [os.sched_getaffinity(int(thread)) for thread in os.listdir("/proc/self/task")]
+apart = [mine for mine in apart if mine != cpus]
+assert os.sched_getaffinity(0) == cpus
+assert all(mine < cpus and len(mine) == len(cpus) - 1 for mine in apart), apart
+print(len(apart), len(cpus))
+"""
+    done = python(code)
+    apart, cpus = map(int, done.stdout.split() or ["-1", "-1"])
+    assert apart == (2 if cpus > 1 else 0), done.stderr
+
+
 def test_threads_are_set_by_the_environment() -> None:
     code = "from zmlx import native; print(native.load().threads())"
     assert python(code, ZMLX_NUM_THREADS="3").stdout.strip() == "3"

@@ -97,6 +97,7 @@ BARS = (
     Bar((_ATTENTION,), _HEADS, ("float32",), ("both",), 1.0, (TORCH,)),
     Bar((_ATTENTION,), _HEADS, ("float32",), ("forward", "both"), 5.0, (EAGER,)),
     Bar(("decode_attention", "quantized_attention"), "1x32x1x128", _BOTH, ("forward",), 0.60),
+    Bar(("decode_attention", "quantized_attention"), "1x8x1x64", _BOTH, ("forward",), 0.60),
     Bar(("paged_attention",), "4x32x1x128", _BOTH, ("forward",), 0.60),
     Bar(("topk_gating",), "16384x128", _BOTH, ("forward",), 0.60),
     Bar(("moe_dispatch",), "2048x2048", _BOTH, ("forward",), 0.60),

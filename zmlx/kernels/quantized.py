@@ -192,6 +192,8 @@ register(
         benchmarks=(
             _quantized_case(1, 32, 8, 1, 16384, 128, "", False),
             _quantized_case(1, 32, 8, 1, 16384, 128, "", False, bits=4),
+            _quantized_case(1, 8, 8, 1, 16384, 64, "", False),
+            _quantized_case(1, 8, 8, 1, 16384, 64, "", False, bits=4),
         ),
         refuses=SHAPELESS,
     )

@@ -16,6 +16,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <thread>
+#include <vector>
 
 #include "host.h"
 #include "runtime.h"
@@ -48,9 +49,10 @@ class Pool {
     }
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      while (size_ < threads - 1) {
+      while (int(workers_.size()) < threads - 1) {
         if (!add_thread()) break;
       }
+      keep_off_this_cpu();
       body_ = &body;
       count_ = count;
       // Sixteen chunks per thread: fine enough to even out, coarse enough to be taken cheaply.
@@ -79,13 +81,32 @@ class Pool {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     bool started = true;
     try {
-      std::thread([this] { serve(); }).detach();
-      ++size_;
+      std::thread worker([this] { serve(); });
+      workers_.push_back(worker.native_handle());
+      worker.detach();
+      avoided_ = -1;
     } catch (const std::system_error&) {
       started = false;  // a process limit: go on with fewer
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     return started;
+  }
+
+  // Linux in a virtual machine takes a CPU that sleeps for one that the host has taken away, and so
+  // wakes a worker on the CPU of the thread that wakes it, which is at work there: one to four
+  // milliseconds pass until it is moved. A worker that may not run there is woken elsewhere.
+  void keep_off_this_cpu() {
+#if defined(__linux__)
+    int here = sched_getcpu();
+    if (here == avoided_ || here < 0) return;
+    avoided_ = here;
+    cpu_set_t cpus;
+    if (here >= CPU_SETSIZE || sched_getaffinity(0, sizeof cpus, &cpus) != 0) return;
+    CPU_CLR(here, &cpus);
+    if (CPU_COUNT(&cpus) == 0) return;
+    // A worker that this fails for runs where it is put.
+    for (pthread_t worker : workers_) pthread_setaffinity_np(worker, sizeof cpus, &cpus);
+#endif
   }
 
   void serve() {
@@ -121,7 +142,9 @@ class Pool {
   const Body* body_ = nullptr;
   uint64_t count_ = 0, chunk_ = 1, generation_ = 0;
   std::atomic<uint64_t> next_{0};
-  int size_ = 0, seats_ = 0, inside_ = 0;
+  std::vector<pthread_t> workers_;
+  int seats_ = 0, inside_ = 0;
+  int avoided_ = -1;  // the CPU that workers are kept off
 };
 
 // Never destroyed: MLX may still be running tasks while the process ends.
