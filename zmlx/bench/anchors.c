@@ -2,7 +2,6 @@
 // 1 MiB, or as many steps of arithmetic as that has lines) until none is left; time runs from the
 // moment when all threads stand ready until the last one is done.
 
-#define _GNU_SOURCE  // where threads may run
 #include <pthread.h>
 #include <sched.h>
 #include <stddef.h>
@@ -103,31 +102,16 @@ static double now(void) {
   return t.tv_sec + 1e-9 * t.tv_nsec;
 }
 
-// Threads off the CPU of this one, on which Linux in a virtual machine may leave them for
-// milliseconds (see native/pool.cc).
-static void keep_off_this_cpu(pthread_attr_t* attributes) {
-#ifdef __linux__
-  cpu_set_t cpus;
-  int here = sched_getcpu();
-  if (here < 0 || here >= CPU_SETSIZE || sched_getaffinity(0, sizeof cpus, &cpus) != 0) return;
-  CPU_CLR(here, &cpus);
-  if (CPU_COUNT(&cpus) > 0) pthread_attr_setaffinity_np(attributes, sizeof cpus, &cpus);
-#endif
-}
-
-// Walks `lines` cache lines (FMA: takes as many steps) with up to 64 threads; returns seconds, or -1
-// where a thread cannot start. Both pointers are aligned to 64 bytes; FMA does not use them.
+// Walks `lines` cache lines (FMA: takes as many steps) with up to 64 threads; returns seconds, or -1 where a thread cannot
+// start. Both pointers are aligned to 64 bytes; FMA does not
+// use them.
 double zmlx_anchor(int kind, void* to, const void* from, size_t lines, int threads) {
   struct job job = {kind, threads, to, from, lines, 0, 0, 0, 0};
   pthread_t ids[64];
-  pthread_attr_t attributes;
-  pthread_attr_init(&attributes);
-  keep_off_this_cpu(&attributes);
   int helpers = 0;
   while (helpers < threads - 1 && helpers < 64 &&
-         pthread_create(&ids[helpers], &attributes, work, &job) == 0)
+         pthread_create(&ids[helpers], NULL, work, &job) == 0)
     ++helpers;
-  pthread_attr_destroy(&attributes);
   wait_for(&job.ready, helpers);
   double start = now();
   __atomic_store_n(&job.started, 1, __ATOMIC_RELEASE);
