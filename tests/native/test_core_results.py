@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import mlx.core as mx
+import numpy as np
 import pytest
 from core_kernels import SQUARE, core, kernel, prepare, square, x16
 
@@ -163,6 +166,23 @@ def test_strided_inputs_are_copied_in_row_major_order(view: str, dtype: mx.Dtype
     before = core.statistics()["contiguous_copies"]
     assert mx.array_equal(core.launch(launch, (x,)), x)
     assert core.statistics()["contiguous_copies"] == before + 1
+
+
+@pytest.mark.parametrize("dtype", [mx.uint8, mx.float16, mx.float32, mx.int64])
+def test_copies_of_several_blocks_are_in_row_major_order(dtype: mx.Dtype) -> None:
+    """Blocks of rows, turned blocks, the rests of both, whatever the axes and the steps."""
+    base = mx.random.randint(0, 100, (3, 34, 5, 270)).astype(dtype)
+    views = [base.transpose(axes) for axes in permutations(range(4))]
+    views += [base[::-1, ::3].transpose(axes) for axes in permutations(range(4))]
+    wide = mx.random.randint(0, 100, (150_000, 3)).astype(dtype)
+    square = mx.random.randint(0, 100, (1300, 1100)).astype(dtype)
+    views += [wide.T, wide[:, :2], wide[::-2].T, square.T, square[7:, ::2].T, square[:, ::-1].T]
+    made = kernel("copy", "uint i = thread_position_in_grid.x; o[i] = x[i];")
+    for x in views:
+        mx.eval(x)
+        launch = prepare(made, (x,), grid=(x.size, 1, 1), group=(256, 1, 1))
+        copy = np.array(core.launch(launch, (x,)))
+        assert np.array_equal(copy, np.array(x)), (x.shape, memoryview(x).strides)
 
 
 def test_contiguous_inputs_are_not_copied() -> None:

@@ -319,8 +319,7 @@ class Fold(Pattern):
         if monoid.step and not self.merges:
             body.add("uint steps_ = 0;")
         start = f"uint i_ = {first}"
-        # Not of positions and counts, of whose comparisons g++ makes no vectors in a row.
-        if self.columns and not self.merges and (len(monoid.states) == 1 or monoid.step):
+        if self.columns and not self.merges:
             body.add(f"{start};")
             self._columns_together(body, stop, "_part" if plain else "_block")
             start = ""

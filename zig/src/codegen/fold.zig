@@ -377,7 +377,7 @@ const Writer = struct {
             stop = "end_";
         }
         if (counts) try body.add("uint steps_ = 0;", .{});
-        if (w.p.columns and !w.p.merges and (w.m.states.len == 1 or w.m.step.len > 0)) {
+        if (w.p.columns and !w.p.merges) {
             try body.add("uint i_ = {s};", .{first});
             try w.columnsTogether(stop, if (plain) "_part" else "_block");
             try body.open("for (; i_ < {s}; i_ += {s})", .{ stop, step });
