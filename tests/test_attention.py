@@ -124,6 +124,27 @@ def test_gradient_of_an_added_mask_of_any_shape(kind, shape):
         check(values, which=(0, 1, 2, 3), causal=shape == (37, 70))
 
 
+MASK_LAYOUTS = {
+    "whole": lambda m: m,
+    "slice": lambda m: mx.pad(m, [(0, 0), (0, 0), (1, 2), (5, 6)])[:, :, 1:-2, 5:-6],
+    "turned": lambda m: mx.contiguous(m.swapaxes(2, 3)).swapaxes(2, 3),
+    "backwards": lambda m: m[:, :, ::-1, ::-1],
+    "of all heads": lambda m: m[:, :1],
+    "of all queries": lambda m: m[:, :, :1],
+    "of all keys": lambda m: m[..., :1],
+}
+
+
+@pytest.mark.parametrize("layout", MASK_LAYOUTS)
+@pytest.mark.parametrize("dtype", [mx.bool_, mx.float32, mx.float16, mx.bfloat16], ids=str)
+def test_masks_of_whole_tiles_and_of_their_edges(layout, dtype):
+    """On the CPU one thread turns the mask of a tile in registers, where keys lie side by side."""
+    values = qkv(queries=150, keys=200)
+    (mask,) = arrays((1, 2, 150, 200), seed=4)
+    mask = MASK_LAYOUTS[layout](mask > -0.5 if dtype == mx.bool_ else mask.astype(dtype))
+    check([*values, mask], which=(0, 1, 2) if dtype == mx.bool_ else (0, 1, 2, 3))
+
+
 @pytest.mark.parametrize("axes", [1, 2, 3, 4])
 @pytest.mark.parametrize("keeps", [True, False])
 def test_a_shapeless_compile_takes_masks_of_other_shapes(axes, keeps):

@@ -37,6 +37,18 @@ struct zmlx_place {
     int row;
     int lane;
 };
+
+// tile[m][n] = from[n][m], whose rows are a stride apart; the CPU target has a faster one.
+#ifndef ZMLX_TURNED
+template <int M, int N, class From>
+inline void zmlx_turn(thread float* tile, From from, size_t stride) {
+    for (int n = 0; n < N; ++n) {
+        for (int m = 0; m < M; ++m) {
+            tile[m * N + n] = float(from[n * stride + m]);
+        }
+    }
+}
+#endif
 """
 
 _GPU = """\

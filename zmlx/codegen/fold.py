@@ -77,8 +77,8 @@ class Fold(Pattern):
     def header(self) -> str:
         """Functions that the body calls."""
         if self.columns:
-            return ""
-        return STEP_HEADER + (PREFETCH_HEADER if not self.merges else "")
+            return "" if self.merges else STEP_HEADER
+        return STEP_HEADER + ("" if self.merges else PREFETCH_HEADER)
 
     def source(self) -> str:
         """The body."""
@@ -242,7 +242,7 @@ class Fold(Pattern):
         body.open("for (uint n_ = 0; n_ < N; ++n_)")
         for name, type_ in types.items():
             body.add(f"{type_} {name} = {name}{suffix}[n_];")
-        body.open(f"for (uint r_ = 0; r_ < {_ROWS}; ++r_)")
+        body.open_few_rows(_ROWS)
         if monoid.step:
             body.add(monoid.step.replace("++steps_", "steps_ + r_ + 1"))
         other = self._load(body, "rows[r_ * apart_ + n_]", "(i_ + r_)")

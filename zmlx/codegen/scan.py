@@ -76,7 +76,7 @@ class Scan(Pattern):
     @property
     def header(self) -> str:
         """Functions that the body calls."""
-        return "" if self.columns else STEP_HEADER
+        return STEP_HEADER
 
     def source(self) -> str:
         """The body."""
@@ -348,7 +348,7 @@ class Scan(Pattern):
         self._column_rows(body)
         body.open("for (uint n_ = 0; n_ < N; ++n_)")
         self._column_state(body)
-        body.open(f"for (uint r_ = 0; r_ < {count}; ++r_)")
+        body.open_few_rows(count)
         row = f"({count - 1} - r_)" if self.reverse else "r_"
         body.add(f"const size_t at_ = {row} * apart_ + n_;")
         self._column_element(body, "at_")

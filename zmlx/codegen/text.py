@@ -41,6 +41,12 @@ class Body:
         self.add("ZMLX_STEP_LOOP")
         self.open(f"for (uint u_ = 0; u_ < {count}; ++u_)")
 
+    def open_few_rows(self, count: int) -> None:
+        """The loop over the rows `r_` that are taken at a time, in one over their columns; it needs
+        `STEP_HEADER`."""
+        self.add("ZMLX_ROWS_LOOP")
+        self.open(f"for (uint r_ = 0; r_ < {count}; ++r_)")
+
     def close(self) -> None:
         """The end of a block."""
         self.depth -= 1
@@ -92,9 +98,11 @@ def unique(items: Iterable[str]) -> tuple[str, ...]:
 STEP_HEADER = """
 // `count` elements that lie side by side, which a thread reads or sets one after the other, and
 // keeps if `live`. The CPU target converts those of half at once, and has the compiler make vectors
-// of a loop over them before it unrolls it.
+// of a loop over them before it unrolls it, and unroll a loop over a few rows before it makes
+// vectors of the loop over their columns.
 #ifndef ZMLX_READ_STEP
 #define ZMLX_STEP_LOOP
+#define ZMLX_ROWS_LOOP
 #define ZMLX_READ_STEP(count, pointer) (pointer)
 #define ZMLX_WRITE_STEP(count, pointer, live) (pointer)
 #define ZMLX_SET(step, index, type, ...) step[index] = type(__VA_ARGS__)

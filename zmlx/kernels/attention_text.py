@@ -186,13 +186,13 @@ def scores(form: Form, *, keys_are_rows: bool) -> str:
     if near:
         lines.append("const int position = query + offset;")
     if form.mask != NO_MASK:
-        at = "mask[mask_start + query * mask_query + min(key, keys - 1) * mask_key]"
+        text += _mask_tile(key, query, keys_are_rows)
         if form.mask == ADDED:
-            lines.append(f"x += float({at});")
+            lines.append("x += given[i * LANES + j];")
             # As low as a score that is dropped, but there, so that it has a gradient.
             lines.append("x = x == -FLT_MAX ? -0.9999999f * FLT_MAX : x;")
         else:
-            lines.append(f"x = {at} != 0 ? x : -FLT_MAX;")
+            lines.append("x = given[i * LANES + j] != 0.0f ? x : -FLT_MAX;")
     if near:
         # A query that has no key near has them all alike.
         beside = "position" if form.causal else "position + int(window) - 1"
@@ -211,6 +211,31 @@ def scores(form: Form, *, keys_are_rows: bool) -> str:
     if edges != ["true"]:
         body = f"if ({' || '.join(edges)}) {{\n{_indented(body, 1)}}}\n"
     return text + body
+
+
+#: Of a tile whose keys are rows: one thread turns the whole of it, where keys lie side by side.
+_MASK_TURNED = """\
+if (SHARE == 1 && mask_key == 1 && start + M <= keys && first + N <= queries) {
+    zmlx_turn<ROWS, LANES>(
+        given, mask + (mask_start + size_t(first) * mask_query + size_t(start)), mask_query);
+} else {
+    @each
+}
+"""
+
+
+def _mask_tile(key: str, query: str, keys_are_rows: bool) -> str:
+    """The mask of a tile, in `given`."""
+    each = f"""\
+{EACH}
+        const int key = min({key}, keys - 1);
+        const int query = min({query}, queries - 1);
+        given[i * LANES + j] = float(mask[mask_start + query * mask_query + key * mask_key]);
+    }}
+}}
+"""
+    text = fill(_MASK_TURNED, each=each) if keys_are_rows else each
+    return "float given[ROWS * LANES];\n" + text
 
 
 def mask_start(form: Form) -> str:

@@ -52,7 +52,7 @@ pub const Fold = struct {
     }
 
     pub fn header(p: Fold, _: Allocator) Error![]const u8 {
-        if (p.columns) return "";
+        if (p.columns) return if (p.merges) "" else tables.step_header;
         return if (p.merges) tables.step_header else tables.step_header ++ tables.prefetch_header;
     }
 
@@ -287,7 +287,7 @@ const Writer = struct {
         for (w.m.states, 0..) |s, i| {
             try body.add("{s} {s} = {s}{s}[n_];", .{ w.typeOf(i), s.name, s.name, suffix });
         }
-        try body.open("for (uint r_ = 0; r_ < {d}; ++r_)", .{together});
+        try body.openFewRows(together);
         if (w.m.step.len > 0) {
             const step = try std.mem.replaceOwned(u8, body.arena, w.m.step, "++steps_", "steps_ + r_ + 1");
             try body.add("{s}", .{step});

@@ -58,8 +58,8 @@ pub const Scan = struct {
         return fold.axisConstants(p.columns);
     }
 
-    pub fn header(p: Scan, _: Allocator) Error![]const u8 {
-        return if (p.columns) "" else tables.step_header;
+    pub fn header(_: Scan, _: Allocator) Error![]const u8 {
+        return tables.step_header;
     }
 
     pub fn monoid(p: Scan) Monoid {
@@ -403,7 +403,7 @@ const Writer = struct {
         try w.pointers("row", "{s}_in", "{s}_out", "base_ + size_t(i_) * D");
         try body.open("for (uint n_ = 0; n_ < N; ++n_)", .{});
         try w.declareAll("{s} {s} = {s}_carry[n_];");
-        try body.open("for (uint r_ = 0; r_ < {d}; ++r_)", .{count});
+        try body.openFewRows(count);
         if (w.p.reverse) {
             try body.add("const size_t at_ = ({d} - r_) * apart_ + n_;", .{count - 1});
         } else {

@@ -39,6 +39,13 @@ pub const Body = struct {
         try body.open("for (uint u_ = 0; u_ < " ++ count ++ "; ++u_)", .{});
     }
 
+    /// The loop over the rows `r_` that are taken at a time, in one over their columns; it needs
+    /// `step_header`.
+    pub fn openFewRows(body: *Body, count: u32) Error!void {
+        try body.add("ZMLX_ROWS_LOOP", .{});
+        try body.open("for (uint r_ = 0; r_ < {d}; ++r_)", .{count});
+    }
+
     /// The end of a block.
     pub fn close(body: *Body) Error!void {
         body.depth -= 1;
