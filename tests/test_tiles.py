@@ -14,7 +14,7 @@ DTYPES = [mx.float32, mx.float16, mx.bfloat16, mx.bool_, mx.uint32, mx.int8]
 def test_a_tile_turned_in_registers_equals_that_of_loops(dtype, m, n):
     """What a GPU compiles in its place computes the same."""
     header = tiles.header(on_cpu=True)
-    begin = header.index("template <int M, int N, class From>")
+    begin = header.index("template <int M, int N, class Source>")
     loops = header[begin : header.index("#endif", begin)].replace("zmlx_turn", "loop_turn")
     kernel = metal.kernel(
         name="turn",

@@ -23,9 +23,9 @@ from . import launch
 
 #: Simdgroups of a group, and lanes of a tile, on a GPU.
 _SIMDGROUPS = 4
-#: Lanes and rows of a tile on the CPU.
-_CPU_LANES = 64
-_CPU_ROWS = 64
+#: Lanes and rows of a tile on the CPU, and of one where there is not more.
+_CPU_SIDE = 64
+_CPU_SHORT_SIDE = 32
 #: Widths together, for a kernel that keeps half a dozen tiles on a thread's stack of 8 MiB.
 _WIDEST = 2048
 #: Metal's threadgroup memory, in floats.
@@ -38,13 +38,13 @@ struct zmlx_place {
     int lane;
 };
 
-// tile[m][n] = from[n][m], whose rows are a stride apart; the CPU target has a faster one.
+// turned[m][n] = source[n][m], whose rows are a stride apart; the CPU target has a faster one.
 #ifndef ZMLX_TURNED
-template <int M, int N, class From>
-inline void zmlx_turn(thread float* tile, From from, size_t stride) {
+template <int M, int N, class Source>
+inline void zmlx_turn(thread float* turned, Source source, size_t stride) {
     for (int n = 0; n < N; ++n) {
         for (int m = 0; m < M; ++m) {
-            tile[m * N + n] = float(from[n * stride + m]);
+            turned[m * N + n] = float(source[n * stride + m]);
         }
     }
 }
@@ -228,12 +228,14 @@ def padded(width: int) -> int:
     return -(-width // 8) * 8
 
 
-def tiling(chosen: launch.Settings, *staged: int) -> Tiling | None:
-    """Tiles for a kernel that stages rows of these widths; None where they do not fit."""
+def tiling(chosen: launch.Settings, *staged: int, longest: int) -> Tiling | None:
+    """Tiles for a kernel that stages rows of these widths; None where they do not fit. The sides of
+    the matrices that it goes through are up to `longest`."""
     if launch.is_cpu(chosen):
         if sum(map(padded, staged)) > _WIDEST:
             return None
-        return Tiling(_CPU_ROWS, _CPU_LANES, 1, _CPU_LANES, 1)
+        side = _CPU_SHORT_SIDE if longest <= _CPU_SHORT_SIDE else _CPU_SIDE
+        return Tiling(side, side, 1, side, 1)
     width = sum(map(padded, staged))
     rows = next((m for m in (32, 16, 8) if m * width <= _SHARED_FLOATS), None)
     if rows is None:

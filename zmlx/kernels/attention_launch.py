@@ -53,7 +53,7 @@ def _plan(
 ) -> Plan:
     """A launch of `grid` groups."""
     q, v = inputs[0], inputs[2]
-    tiling = _tiling(chosen, form, q, v)
+    tiling = _tiling(chosen, form, inputs)
     threads = tiling.threads
     template = (("T", q.dtype), ("D", q.shape[-1]), ("DV", v.shape[-1]), *tiling.template)
     return Plan(
@@ -65,8 +65,10 @@ def _plan(
     )
 
 
-def _tiling(chosen: launch.Settings, form: Form, q: mx.array, v: mx.array) -> tiles.Tiling:
-    tiling = tiles.tiling(chosen, q.shape[-1], v.shape[-1])
+def _tiling(chosen: launch.Settings, form: Form, inputs: Arrays) -> tiles.Tiling:
+    q, k, v = inputs[:3]
+    longest = max(q.shape[2], k.shape[2])
+    tiling = tiles.tiling(chosen, q.shape[-1], v.shape[-1], longest=longest)
     if tiling is None:
         op = "varlen_attention" if form.spans else _OP
         raise ValueError(
@@ -84,7 +86,7 @@ def _count(n: int, tile: int) -> int:
 def _forward(form: Form, statistics: bool, on_cpu: bool) -> BodyKernel:
     def plan(chosen: launch.Settings, inputs: Arrays) -> Plan:
         q, v = inputs[0], inputs[2]
-        grid = (_count(q.shape[2], _tiling(chosen, form, q, v).lanes), q.shape[1], q.shape[0])
+        grid = (_count(q.shape[2], _tiling(chosen, form, inputs).lanes), q.shape[1], q.shape[0])
         shape = tuple(q.shape[:3])
         outputs = [((*shape, v.shape[-1]), q.dtype)]
         if statistics:
@@ -116,7 +118,7 @@ def _chunks(chosen: launch.Settings, q: mx.array, k: mx.array, lanes: int) -> in
 def _backward_keys(form: Form, with_dq: bool, on_cpu: bool) -> BodyKernel:
     def plan(chosen: launch.Settings, inputs: Arrays) -> Plan:
         q, k, v = inputs[:3]
-        chunks = _chunks(chosen, q, k, _tiling(chosen, form, q, v).lanes)
+        chunks = _chunks(chosen, q, k, _tiling(chosen, form, inputs).lanes)
         outputs = [(tuple(k.shape), q.dtype), (tuple(v.shape), q.dtype)]
         if with_dq:
             outputs.append(((chunks, *q.shape), mx.float32))
@@ -127,9 +129,9 @@ def _backward_keys(form: Form, with_dq: bool, on_cpu: bool) -> BodyKernel:
         dk, dv = dk.astype(inputs[1].dtype), dv.astype(inputs[2].dtype)
         if not with_dq:
             return dk, dv
-        q, k, v = inputs[:3]
+        q, k = inputs[:2]
         chosen = launch.settings()
-        chunks = _chunks(chosen, q, k, _tiling(chosen, form, q, v).lanes)
+        chunks = _chunks(chosen, q, k, _tiling(chosen, form, inputs).lanes)
         zeros = [mx.zeros_like(dq)] * (chunks - 1)
         return dk, dv, mx.stack([dq, *zeros])
 
@@ -141,8 +143,8 @@ def _backward_keys(form: Form, with_dq: bool, on_cpu: bool) -> BodyKernel:
 @cache
 def _backward_queries(form: Form, on_cpu: bool) -> BodyKernel:
     def plan(chosen: launch.Settings, inputs: Arrays) -> Plan:
-        q, v = inputs[0], inputs[2]
-        grid = (_count(q.shape[2], _tiling(chosen, form, q, v).lanes), q.shape[1], q.shape[0])
+        q = inputs[0]
+        grid = (_count(q.shape[2], _tiling(chosen, form, inputs).lanes), q.shape[1], q.shape[0])
         return _plan(chosen, form, inputs, grid, [(tuple(q.shape), q.dtype)])
 
     def in_mlx(*inputs: mx.array, dynamic: bool = False) -> Arrays:
@@ -160,7 +162,7 @@ def _backward_mask(form: Form, on_cpu: bool) -> BodyKernel:
 
     def plan(chosen: launch.Settings, inputs: Arrays) -> Plan:
         mask = form.named(inputs)["mask"]
-        tiling = _tiling(chosen, form, inputs[0], inputs[2])
+        tiling = _tiling(chosen, form, inputs)
         b, h, queries, keys = mask.shape
         grid = (_count(queries, tiling.lanes), _count(keys, tiling.rows), b * h)
         shape = (
@@ -174,7 +176,7 @@ def _backward_mask(form: Form, on_cpu: bool) -> BodyKernel:
         ds = backward_in_mlx(form, inputs, dynamic)[3]
         mask = form.named(inputs)["mask"]
         chosen = launch.settings()
-        tiling = _tiling(chosen, form, inputs[0], inputs[2])
+        tiling = _tiling(chosen, form, inputs)
         axes = [a for a in range(4) if mask.shape[a] == 1]
         ds = ds.sum(axis=axes, keepdims=True) if axes else ds
         for axis, n in ((2, tiling.lanes), (3, tiling.rows)):

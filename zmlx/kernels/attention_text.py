@@ -188,11 +188,11 @@ def scores(form: Form, *, keys_are_rows: bool) -> str:
     if form.mask != NO_MASK:
         text += _mask_tile(key, query, keys_are_rows)
         if form.mask == ADDED:
-            lines.append("x += given[i * LANES + j];")
+            lines.append("x += mask_part[i * LANES + j];")
             # As low as a score that is dropped, but there, so that it has a gradient.
             lines.append("x = x == -FLT_MAX ? -0.9999999f * FLT_MAX : x;")
         else:
-            lines.append("x = given[i * LANES + j] != 0.0f ? x : -FLT_MAX;")
+            lines.append("x = mask_part[i * LANES + j] != 0.0f ? x : -FLT_MAX;")
     if near:
         # A query that has no key near has them all alike.
         beside = "position" if form.causal else "position + int(window) - 1"
@@ -216,8 +216,8 @@ def scores(form: Form, *, keys_are_rows: bool) -> str:
 #: Of a tile whose keys are rows: one thread turns the whole of it, where keys lie side by side.
 _MASK_TURNED = """\
 if (SHARE == 1 && mask_key == 1 && start + M <= keys && first + N <= queries) {
-    zmlx_turn<ROWS, LANES>(
-        given, mask + (mask_start + size_t(first) * mask_query + size_t(start)), mask_query);
+    const auto mask_tile = mask + (mask_start + size_t(first) * mask_query + size_t(start));
+    zmlx_turn<ROWS, LANES>(mask_part, mask_tile, mask_query);
 } else {
     @each
 }
@@ -225,17 +225,17 @@ if (SHARE == 1 && mask_key == 1 && start + M <= keys && first + N <= queries) {
 
 
 def _mask_tile(key: str, query: str, keys_are_rows: bool) -> str:
-    """The mask of a tile, in `given`."""
+    """The mask of a tile, in `mask_part`."""
     each = f"""\
 {EACH}
         const int key = min({key}, keys - 1);
         const int query = min({query}, queries - 1);
-        given[i * LANES + j] = float(mask[mask_start + query * mask_query + key * mask_key]);
+        mask_part[i * LANES + j] = float(mask[mask_start + query * mask_query + key * mask_key]);
     }}
 }}
 """
     text = fill(_MASK_TURNED, each=each) if keys_are_rows else each
-    return "float given[ROWS * LANES];\n" + text
+    return "float mask_part[ROWS * LANES];\n" + text
 
 
 def mask_start(form: Form) -> str:
