@@ -243,6 +243,25 @@ def test_no_copy_for_axes_that_are_neighbours(axis):
     assert plan((4, 30, 50), axes).order is None
 
 
+@pytest.mark.parametrize("axes", [(0, 2), (1, 3), (0, 2, 4), (0, 3, 4), (0, 1, 3)], ids=str)
+@pytest.mark.parametrize("name", ["sum", "mean", "max", "min"])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.int32], ids=str)
+def test_axes_that_are_no_neighbours_go_one_run_after_the_other(axes, name, dtype):
+    """Without a transposition of what is summed, in float32 on the way."""
+    x = (mx.random.normal((3, 7, 4, 33, 5), key=mx.random.key(0)) * 50).astype(dtype)
+    values = np.array(x.astype(mx.float32), dtype=np.float64)
+    for keepdims in (False, True):
+        y = getattr(kernels, name)(x, axis=axes, keepdims=keepdims)
+        want = getattr(np, name)(values, axis=axes, keepdims=keepdims)
+        assert y.shape == want.shape
+        assert y.dtype == getattr(mx, name)(x, axis=axes).dtype
+        bound = 1e-6 * np.abs(values).sum(axis=axes, keepdims=keepdims)
+        if y.dtype == mx.bfloat16:
+            bound += 2.0**-8 * np.abs(want)
+        bound *= name not in ("max", "min")
+        assert (np.abs(np.array(y.astype(mx.float32)) - want) <= bound).all()
+
+
 def test_a_new_ddof_compiles_nothing():
     x = normal(9, 65)
     mx.eval(var(x, -1))

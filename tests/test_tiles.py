@@ -15,16 +15,18 @@ def test_a_tile_turned_in_registers_equals_that_of_loops(dtype, m, n):
     """What a GPU compiles in its place computes the same."""
     header = tiles.header(on_cpu=True)
     begin = header.index("template <int M, int N, class Source>")
-    loops = header[begin : header.index("#endif", begin)].replace("zmlx_turn", "loop_turn")
+    loops = header[begin : header.index("#endif", begin)].replace(
+        "zmlx_transpose", "loop_transpose"
+    )
     kernel = metal.kernel(
         name="turn",
         input_names=["x"],
         output_names=["registers", "looped"],
         source="""
-        zmlx_turn<M, N>(registers, x + 3, size_t(M + 5));
-        loop_turn<M, N>(looped, x + 3, size_t(M + 5));
+        zmlx_transpose<M, N>(registers, x + 3, size_t(M + 5));
+        loop_transpose<M, N>(looped, x + 3, size_t(M + 5));
         """,
-        header=header + "const constant int found = ZMLX_TURNED;\n" + loops,
+        header=header + "const constant int found = ZMLX_TRANSPOSED;\n" + loops,
     )
     rng = np.random.default_rng(0)
     x = mx.array(rng.standard_normal((n + 1, m + 5)) * 50).astype(dtype)

@@ -19,6 +19,7 @@ from ..interpret import expression_value
 from ..pattern import PatternKernel
 from ..transforms import Arrays
 from .axes import Plan, element
+from .axes import plan as plan_of
 
 _DTYPES = {
     "float": mx.float32,
@@ -45,6 +46,15 @@ def fold(
     """x folded over the axes of `plan`, in `type_` or that of x: an array of the plan's shape for
     each of `results`."""
     type_ = type_ or element(x.dtype)
+    if plan.order is not None and MONOIDS[op].names in (("total",), ("m",)):
+        # The last run of neighbours first: what is left of it is little to transpose, or nothing.
+        axes = plan.axes
+        run = next(axes[i:] for i in range(len(axes)) if axes[-1] - axes[i] == len(axes) - 1 - i)
+        (state,) = MONOIDS[op].names
+        first = plan_of(tuple(x.shape), run)
+        (x,) = fold(name, op, ((state, state),), first, x, (_DTYPES[type_],), type_=type_)
+        x = x.reshape(first.kept)
+        plan = plan_of(first.kept, axes)
     seen = plan.seen(x)
     parts = launch.fold_parts(plan.view, plan.columns)[0]
     key = (name, op, results, type_, plan.columns, tuple(n for n, _ in scalars))

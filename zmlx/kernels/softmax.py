@@ -204,7 +204,9 @@ def over_axis(kernel: PatternKernel, x: mx.array, axis: int) -> mx.array:
     if type(axis) is not int or axis != -1:
         axis = check_axis(kernel.name, x, axis)
         if axis != x.ndim - 1:
-            return kernel(x.swapaxes(axis, -1)).swapaxes(axis, -1)  # type: ignore[no-any-return]
+            # Moved, not swapped: axes that stay neighbours are copied as one.
+            y = kernel(mx.moveaxis(x, axis, -1))
+            return mx.moveaxis(y, -1, axis)
     return kernel(x)  # type: ignore[no-any-return]
 
 

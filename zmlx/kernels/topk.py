@@ -21,6 +21,7 @@ gradient writes dx once: dy at the indices, 0 elsewhere.
 from __future__ import annotations
 
 from functools import partial, update_wrapper
+from math import prod
 from typing import Any, cast
 
 import mlx.core as mx
@@ -308,8 +309,9 @@ def _made(make: Any, traced: bool, outputs: Outputs) -> Any:
 
 
 def _launches(x: mx.array, k: int, traced: bool) -> tuple[mx.array, mx.array]:
-    """(rows, D) to (rows, k), twice."""
-    rows, d = x.shape
+    """(…, D) to (rows, 1, k), twice. x keeps its shape: MLX's reshape of a transposed array copies
+    it, in ten times the time that a launch takes to."""
+    rows, d = prod(x.shape[:-1]), x.shape[-1]
     tile, stretch, group, slots = launch.topk(launch.settings(), k, rows, d)
     compared = _COMPARED.get(x.dtype, mx.float32)
     types = [("T", x.dtype), ("E", compared)]
@@ -353,7 +355,7 @@ def _over_last(x: mx.array, k: int, traced: bool = False) -> tuple[mx.array, mx.
     shape = (*x.shape[:-1], k)
     if 0 in shape:
         return mx.zeros(shape, x.dtype), mx.zeros(shape, mx.uint32)
-    values, at = _launches(x.reshape(-1, x.shape[-1]), k, traced)
+    values, at = _launches(x, k, traced)
     return values.reshape(shape), at.reshape(shape)
 
 
@@ -414,7 +416,7 @@ def topk(x: mx.array, k: int, axis: int | None = -1) -> tuple[mx.array, mx.array
     if d >= 2**31:
         raise ValueError(f"[topk] 'x' must have an axis shorter than 2^31 but got {d}.")
     last = axes[0] == x.ndim - 1
-    rows = x if last else x.swapaxes(axes[0], -1)
+    rows = x if last else mx.moveaxis(x, axes[0], -1)
     if launch.settings().target == "reference" or cpu.maybe_tracing((x,)) == cpu.DYNAMIC:
         found = _plain(rows, count)
     elif cpu.maybe_tracing((x,)):
@@ -422,7 +424,9 @@ def topk(x: mx.array, k: int, axis: int | None = -1) -> tuple[mx.array, mx.array
     else:
         found = _over_last(rows, count)
     values, at = found
-    return (values, at) if last else (values.swapaxes(axes[0], -1), at.swapaxes(axes[0], -1))
+    if last:
+        return values, at
+    return mx.moveaxis(values, -1, axes[0]), mx.moveaxis(at, -1, axes[0])
 
 
 register(

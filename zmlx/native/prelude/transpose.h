@@ -1,9 +1,9 @@
-// section turning; needs base; after numbers; tokens ZMLX_TURNED zmlx_turn
-// zmlx_turn<M, N>(to, from, stride): to[m][n] = float(from[n][m]), rows of `from` a stride apart, in
+// section transpose; needs base; after numbers; tokens ZMLX_TRANSPOSED zmlx_transpose
+// zmlx_transpose<M, N>(to, from, stride): to[m][n] = float(from[n][m]), rows of `from` a stride apart, in
 // squares that one register of 16 bytes per row holds. Of loops that do it g++ makes gathers, which
-// take ten times as long. A kernel that uses it has the loops for targets without ZMLX_TURNED.
+// take ten times as long. A kernel that uses it has the loops for targets without ZMLX_TRANSPOSED.
 
-#define ZMLX_TURNED 1
+#define ZMLX_TRANSPOSED 1
 
 namespace metal {
 
@@ -51,7 +51,7 @@ struct zk_square<1> {
 }  // namespace metal
 
 template <int M, int N, class T>
-inline void zmlx_turn(float* to, const T* from, metal::size_t stride) {
+inline void zmlx_transpose(float* to, const T* from, metal::size_t stride) {
   typedef metal::zk_square<sizeof(T)> Square;
   typedef typename Square::zk_row Row;
   constexpr int side = 16 / sizeof(T);
