@@ -27,6 +27,9 @@ CACHE_LIMIT = 8 << 30
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _MMAP_MAX_DEFAULT, _TRIM_DEFAULT, _TRIM_NEVER = 65536, 128 << 10, -1
 
+#: The same for a program of its own, by its environment.
+KEPT_PAGES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+
 
 @dataclass(frozen=True)
 class Peak:
