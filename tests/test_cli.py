@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from zmlx import registry, testing
@@ -122,6 +123,18 @@ def test_doctor_reports_every_target_with_a_reason(capsys):
     assert status == (0 if found["targets"][found["target"]]["runs"] else 1)
     assert {"zmlx", "python", "mlx", "numpy"} <= found["versions"].keys()
     assert found["sgemm_gflops"]["MLX"] > 0
+    assert bool(found["fresh_pages"]) == found["targets"]["cpu"]["runs"]
+    assert all(milliseconds > 0 for milliseconds in found["fresh_pages"].values())
+
+
+def test_the_doctor_says_what_fresh_pages_cost_and_leaves_the_limit(capsys):
+    limit = mx.set_cache_limit(12345 << 10)
+    try:
+        main(["doctor"])
+        assert mx.set_cache_limit(limit) == 12345 << 10
+    finally:
+        mx.set_cache_limit(limit)
+    assert "a result of 64 MB takes" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the CPU target is for Linux")

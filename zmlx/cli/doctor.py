@@ -37,6 +37,7 @@ class Diagnosis:
     compiler: str
     threads: int | None
     sgemm_gflops: dict[str, float]
+    fresh_pages: dict[str, float]
     cache: dict[str, str | int | bool]
     problems: list[str] = field(default_factory=list)
 
@@ -80,6 +81,7 @@ def diagnose() -> Diagnosis:
         compiler=_compiler(),
         threads=_threads(targets["cpu"].runs),
         sgemm_gflops=gflops,
+        fresh_pages=_fresh_pages() if targets["cpu"].runs else {},
         cache=cache,
         problems=problems,
     )
@@ -167,6 +169,31 @@ def _gflops(size: int) -> float:
     return round(2 * size**3 / min(seconds) / 1e9, 1)
 
 
+def _fresh_pages(megabytes: int = 64) -> dict[str, float]:
+    """Milliseconds that a large result of a kernel takes on the CPU with the memory that MLX keeps
+    of freed arrays, and where it keeps enough."""
+    import mlx.core as mx
+
+    from zmlx import kernels, launch
+
+    x = mx.zeros((megabytes << 18,))
+    limit = mx.set_cache_limit(0)
+    seconds = {}
+    try:
+        with launch.target("cpu"), mx.stream(mx.cpu):
+            for name, kept in (("as it is", limit), ("kept", 4 * megabytes << 20)):
+                mx.set_cache_limit(kept)
+                times = []
+                for _ in range(5):
+                    start = time.perf_counter()
+                    mx.eval(kernels.relu(x))
+                    times.append(time.perf_counter() - start)
+                seconds[name] = round(1e3 * min(times[1:]), 1)
+    finally:
+        mx.set_cache_limit(limit)
+    return seconds
+
+
 def _cache() -> dict[str, str | int | bool]:
     from zmlx import cache
 
@@ -201,9 +228,21 @@ def _text(found: Diagnosis) -> str:
         f"compiler   {found.compiler}",
         f"threads    {found.threads or 'no CPU target'}",
         f"sgemm      {speeds} (GFLOP/s, float32, 1024 × 1024, CPU)",
+        *_pages_text(found.fresh_pages),
         f"cache      {found.cache['directory']}: {found.cache['files']} files, "
         f"{int(found.cache['bytes']) / 1e6:.1f} MB{kept}",
         "",
     ]
     lines += [f"problem: {problem}" for problem in found.problems] or ["no problems"]
     return "\n".join(lines)
+
+
+def _pages_text(found: dict[str, float]) -> list[str]:
+    if not found:
+        return []
+    now, kept = found.values()
+    advice = "; to have that: mx.set_cache_limit(2 << 30)" if now > 1.2 * kept else ""
+    return [
+        f"memory     a result of 64 MB takes {now:g} ms, and {kept:g} ms where MLX keeps freed"
+        f" arrays{advice}"
+    ]
