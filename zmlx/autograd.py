@@ -26,7 +26,17 @@ from .arguments import (
     check_names,
     number_for,
 )
-from .codegen import Columnwise, Elementwise, Let, Operand, Output, Rowwise, free_names
+from .codegen import (
+    Columnwise,
+    Elementwise,
+    Let,
+    Operand,
+    Output,
+    Pass,
+    Reduce,
+    Rowwise,
+    free_names,
+)
 from .expr import Block, Expr
 from .metal import scalar
 from .pattern import DtypeRule, Number, PatternKernel
@@ -38,6 +48,15 @@ _COLUMN_SUM = PatternKernel(
 )
 _CHUNK_SUM = PatternKernel(
     "sum_chunks", Columnwise((Operand("x"),), (Output("y", "x"),)), (mx.float32,), chunks=1
+)
+_ROW_SUM = PatternKernel(
+    "sum_row",
+    Rowwise(
+        (Operand("x"),),
+        (Output("y", "total", "per_row"),),
+        (Pass((Reduce("total", "sum", "x"),)),),
+    ),
+    (mx.float32,),
 )
 
 
@@ -52,12 +71,18 @@ def sum_rows(x: mx.array, like: mx.array) -> mx.array:
     return sum_chunks(_COLUMN_SUM(x), like)
 
 
+#: Elements of a row from which on a value per row is read as such: a kernel of shorter rows is not
+#: faster than one of elements.
+_FEWEST_IN_A_ROW = 8
+
+
 class BroadcastFunction:
     """A function of arrays that broadcast, one elementwise kernel per way in which they do.
 
     A subclass builds the kernel for the kinds of its operands ("full" or, where one of them is a
-    "column", "row"; "column"; "scalar") and for which of them decide the dtype of a result: all,
-    or where an array is floating, those that are no plain numbers, as in MLX.
+    "column" or "per_row", "row"; "column"; "per_row", without its last axis; "scalar") and for
+    which of them decide the dtype of a result: all, or where an array is floating, those that are
+    no plain numbers, as in MLX.
     """
 
     def __init__(self, name: str, inputs: Mapping[str, tuple[mx.Dtype, ...]]) -> None:
@@ -94,9 +119,9 @@ class BroadcastFunction:
             kinds.append(kind)
             operands.append(operand)
         if "full" not in kinds:
-            operands[0] = mx.broadcast_to(operands[0], shape)
+            operands[0] = mx.broadcast_to(values[0], shape)
             kinds[0] = "full"
-        if "column" in kinds:
+        if "column" in kinds or "per_row" in kinds:
             kinds = ["row" if k == "full" else k for k in kinds]
         decides = tuple(isinstance(x, mx.array) for x in arrays)
         if not any(d and x.dtype in FLOATING for d, x in zip(decides, values, strict=True)):
@@ -236,7 +261,7 @@ class ExpressionFunction(BroadcastFunction):
 
 def each_kind(kinds: Sequence[str]) -> str:
     """The kind of an operand that has every element."""
-    return "row" if "column" in kinds else "full"
+    return "row" if "column" in kinds or "per_row" in kinds else "full"
 
 
 def elementwise_pattern(
@@ -264,6 +289,8 @@ def _operand(x: mx.array, shape: tuple[int, ...]) -> tuple[str, mx.array]:
         return "scalar", x.reshape(())
     if prod(x.shape[:-1]) == 1 and x.shape[-1] == shape[-1]:
         return "column", x.reshape(-1)
+    if tuple(x.shape) == (*shape[:-1], 1) and shape[-1] >= _FEWEST_IN_A_ROW:
+        return "per_row", x.squeeze(-1)
     return "full", mx.broadcast_to(x, shape)
 
 
@@ -271,6 +298,8 @@ def reduced(gradient: mx.array, primal: mx.array, kind: str) -> mx.array:
     """A gradient per element as the gradient of an operand that was broadcast."""
     if kind == "scalar":
         return gradient.sum().astype(primal.dtype)
+    if kind == "per_row":
+        return _ROW_SUM(gradient).astype(primal.dtype)  # type: ignore[no-any-return]
     return sum_rows(gradient, primal) if kind == "column" else gradient
 
 

@@ -80,7 +80,7 @@ class Launch(BroadcastFunction):
                 ),
                 gradient_dtypes(some, [kinds[i] for i in wanted], each),
                 header=function.derivative.header,
-                reference=self._gradient_reference(wanted, float_outputs),
+                reference=self._gradient_reference(wanted, float_outputs, kinds),
             )
 
         result, fields = _result(function.value, function)
@@ -91,17 +91,19 @@ class Launch(BroadcastFunction):
             ),
             tuple(_RESULTS.get(t, rule) for t in function.outputs.values()),
             header=function.value.header,
-            reference=function.trace_reference,
+            reference=lambda *arrays: function.trace_reference(*_broadcasting(arrays, kinds)),
             vjp=vjp if floats and float_outputs else None,
         )
 
-    def _gradient_reference(self, which: Sequence[int], float_outputs: list[str]) -> Reference:
+    def _gradient_reference(
+        self, which: Sequence[int], float_outputs: list[str], kinds: Sequence[str]
+    ) -> Reference:
         function = self.function
         count = len(function.inputs)
         kept = [i for i, y in enumerate(function.outputs) if y in float_outputs]
 
         def reference(*arrays: mx.array) -> tuple[mx.array, ...]:
-            primals, cotangents = list(arrays[:count]), arrays[count:]
+            primals, cotangents = _broadcasting(arrays[:count], kinds), arrays[count:]
             shape = cotangents[0].shape
 
             def of(*some: mx.array) -> list[mx.array]:
@@ -116,6 +118,14 @@ class Launch(BroadcastFunction):
             return tuple(mx.vjp(of, points, list(cotangents))[1])
 
         return reference
+
+
+def _broadcasting(arrays: Arrays, kinds: Sequence[str]) -> list[mx.array]:
+    """Operands that broadcast by MLX's rules."""
+    return [
+        mx.expand_dims(x, -1) if kind == "per_row" else x
+        for x, kind in zip(arrays, kinds, strict=True)
+    ]
 
 
 def _result(text: emit.Text, function: JitFunction) -> tuple[Let, dict[str, str]]:

@@ -1,0 +1,100 @@
+"""How operands of expressions and jitted functions broadcast."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import zmlx
+from zmlx import metal
+
+
+def close(a, b, tolerance=1e-5):
+    np.testing.assert_allclose(
+        np.array(a.astype(mx.float32)), np.array(b.astype(mx.float32)), tolerance, tolerance
+    )
+
+
+SHAPES = [((3, 70), (3, 70)), ((3, 70), (70,)), ((3, 70), ()), ((3, 1), (1, 70)), ((70,), (3, 70)),
+          ((2, 1, 5), (3, 1)), ((1,), (4,)), ((), ()), ((0, 5), (5,)), ((3, 70), (3, 1)),
+          ((2, 3, 1), (2, 3, 33)), ((2, 3, 70), (3, 1)), ((1, 70), (1, 1)), ((0, 70), (0, 1)),
+          ((1, 3, 1), (3, 70)), ((5, 1), (70,))]  # fmt: skip
+
+
+@pytest.mark.parametrize("a, b", SHAPES, ids=str)
+def test_operands_broadcast_and_gradients_are_summed_back(a, b):
+    x, y = mx.random.normal(a), mx.random.normal(b)
+    function = zmlx.elementwise.binary("x * x * y + y")
+
+    def plain(x, y):
+        return x * x * y + y
+
+    close(function(x, y), plain(x, y))
+    got = mx.grad(lambda x, y: function(x, y).sum(), argnums=(0, 1))(x, y)
+    want = mx.grad(lambda x, y: plain(x, y).sum(), argnums=(0, 1))(x, y)
+    for g, w in zip(got, want, strict=True):
+        assert g.shape == w.shape
+        close(g, w, 1e-4)
+
+
+@zmlx.jit
+def tilted(x, y):
+    return x * x * y + y
+
+
+@pytest.mark.parametrize("function", [zmlx.elementwise.binary("x * x * y + y"), tilted],
+                         ids=["expression", "jit"])  # fmt: skip
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_a_value_per_row_is_read_as_such(function, dtype):
+    """Not broadcast to the whole array first; through every transform."""
+    x, y = (mx.random.normal(s, key=mx.random.key(0)).astype(dtype) for s in ((6, 70), (6, 1)))
+    mx.eval(x, y)
+    before = metal.statistics()["contiguous_copies"]
+    out = function(x, y)
+    mx.eval(out)
+    assert metal.statistics()["contiguous_copies"] == before
+    tolerance = {mx.float32: 1e-5, mx.float16: 4e-3, mx.bfloat16: 3e-2}[dtype]
+
+    def plain(x, y):
+        return x * x * y + y
+
+    def same(got, want):
+        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+        close(got.astype(mx.float32), want.astype(mx.float32), tolerance * 20)
+
+    wide = [a.astype(mx.float32) for a in (x, y)]
+    same(out, plain(*wide).astype(dtype))
+    same(function(y, x), plain(wide[1], wide[0]).astype(dtype))
+
+    def slopes(f):
+        return lambda *xs: mx.grad(lambda x, y: f(x, y).sum(), argnums=(0, 1))(*xs)
+
+    def twice(f):
+        return lambda *xs: mx.grad(lambda x, y: slopes(f)(x, y)[1].sum(), argnums=(0, 1))(*xs)
+
+    for change in (
+        lambda f: lambda *xs: [f(*xs)],
+        slopes,
+        twice,
+        lambda f: lambda *xs: mx.jvp(f, xs, xs)[1],
+        lambda f: lambda *xs: [mx.vmap(f)(*(mx.stack([a, a + 1]) for a in xs))],
+        lambda f: lambda *xs: [mx.vmap(f, in_axes=(None, 0))(xs[0], mx.stack([xs[1], xs[1]]))],
+    ):
+        ours, theirs = change(function)(x, y), change(plain)(*wide)
+        for got, want in zip(ours, theirs, strict=True):
+            same(got, want.astype(dtype))
+    compiled = mx.compile(lambda x, y: slopes(function)(x, y), shapeless=True)
+    for rows, d in ((6, 70), (4, 50)):
+        for got, want in zip(
+            compiled(x[:rows, :d], y[:rows]), slopes(plain)(*(w[:rows, :d] for w in wide)),
+            strict=True,
+        ):  # fmt: skip
+            same(got, want.astype(dtype))
+
+
+@pytest.mark.parametrize("a, b", [((3,), (1, 1, 1, 1)), ((1, 3), (1, 1, 1)), ((5,), (1, 5))])
+def test_a_row_broadcasts_with_a_single_element_of_more_axes(a, b):
+    x, y = mx.random.normal(a), mx.random.normal(b)
+    f = zmlx.elementwise.binary("x * sin(y)")
+    assert f(x, y).shape == (x * y).shape
+    close(f(x, y), x * mx.sin(y))
+    close(f(y, x), y * mx.sin(x))
