@@ -85,4 +85,11 @@ inline void zmlx_tile_of_columns(float* to, const T* from, metal::size_t stride)
   }
   for (int i = 0; i < M * N; ++i) to[i] = float(turned[i]);
 }
+#else
+template <int M, int N, class Source>
+inline void zmlx_tile_of_columns(float* to, Source from, metal::size_t stride) {
+  for (int n = 0; n < N; ++n) {
+    for (int m = 0; m < M; ++m) to[m * N + n] = float(from[n * stride + m]);
+  }
+}
 #endif
