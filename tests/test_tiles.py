@@ -16,17 +16,17 @@ def test_a_tile_turned_in_registers_equals_that_of_loops(dtype, m, n):
     header = tiles.header(on_cpu=True)
     begin = header.index("template <int M, int N, class Source>")
     loops = header[begin : header.index("#endif", begin)].replace(
-        "zmlx_tile_of_columns", "loop_transpose"
+        "zmlx_load_transposed", "loop_load_transposed"
     )
     kernel = metal.kernel(
         name="turn",
         input_names=["x"],
         output_names=["registers", "looped"],
         source="""
-        zmlx_tile_of_columns<M, N>(registers, x + 3, size_t(M + 5));
-        loop_transpose<M, N>(looped, x + 3, size_t(M + 5));
+        zmlx_load_transposed<M, N>(registers, x + 3, size_t(M + 5));
+        loop_load_transposed<M, N>(looped, x + 3, size_t(M + 5));
         """,
-        header=header + "const constant int found = ZMLX_TRANSPOSED;\n" + loops,
+        header=header + "const constant int found = ZMLX_LOAD_TRANSPOSED;\n" + loops,
     )
     rng = np.random.default_rng(0)
     x = mx.array(rng.standard_normal((n + 1, m + 5)) * 50).astype(dtype)

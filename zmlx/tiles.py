@@ -39,9 +39,9 @@ struct zmlx_place {
 };
 
 // turned[m][n] = source[n][m], whose rows are a stride apart; the CPU target has a faster one.
-#ifndef ZMLX_TRANSPOSED
+#ifndef ZMLX_LOAD_TRANSPOSED
 template <int M, int N, class Source>
-inline void zmlx_tile_of_columns(thread float* turned, Source source, size_t stride) {
+inline void zmlx_load_transposed(thread float* turned, Source source, size_t stride) {
     for (int n = 0; n < N; ++n) {
         for (int m = 0; m < M; ++m) {
             turned[m * N + n] = float(source[n * stride + m]);

@@ -217,7 +217,7 @@ def scores(form: Form, *, keys_are_rows: bool) -> str:
 _MASK_TURNED = """\
 if (SHARE == 1 && mask_key == 1 && start + M <= keys && first + N <= queries) {
     const auto mask_tile = mask + (mask_start + size_t(first) * mask_query + size_t(start));
-    zmlx_tile_of_columns<ROWS, LANES>(mask_part, mask_tile, mask_query);
+    zmlx_load_transposed<ROWS, LANES>(mask_part, mask_tile, mask_query);
 } else {
     @each
 }

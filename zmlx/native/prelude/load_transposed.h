@@ -1,10 +1,9 @@
-// section transpose; needs base; after numbers; tokens ZMLX_TRANSPOSED zmlx_tile_of_columns
-// zmlx_tile_of_columns<M, N>(to, from, stride): to[m][n] = float(from[n][m]), rows of `from` a stride apart, in
-// squares that one register of 16 bytes per row holds. Of loops that do it g++ makes gathers, which
-// take ten times as long. A kernel that uses it has the loops for targets without ZMLX_TRANSPOSED.
+// section load_transposed; needs base; after numbers; tokens ZMLX_LOAD_TRANSPOSED zmlx_load_transposed
+// zmlx_load_transposed<M, N>(to, from, stride): to[m][n] = float(from[n][m]), rows of `from` a stride
+// apart, in squares that a register of 16 bytes per row holds. Of loops that do it g++ makes gathers,
+// which take ten times as long. A kernel that uses it has the loops for targets that do not.
 
-#ifndef __CUDACC_RTC__
-#define ZMLX_TRANSPOSED 1
+#define ZMLX_LOAD_TRANSPOSED 1
 
 namespace metal {
 
@@ -52,7 +51,7 @@ struct zk_square<1> {
 }  // namespace metal
 
 template <int M, int N, class T>
-inline void zmlx_tile_of_columns(float* to, const T* from, metal::size_t stride) {
+inline void zmlx_load_transposed(float* to, const T* from, metal::size_t stride) {
   typedef metal::zk_square<sizeof(T)> Square;
   typedef typename Square::zk_row Row;
   constexpr int side = 16 / sizeof(T);
@@ -85,11 +84,3 @@ inline void zmlx_tile_of_columns(float* to, const T* from, metal::size_t stride)
   }
   for (int i = 0; i < M * N; ++i) to[i] = float(turned[i]);
 }
-#else
-template <int M, int N, class Source>
-inline void zmlx_tile_of_columns(float* to, Source from, metal::size_t stride) {
-  for (int n = 0; n < N; ++n) {
-    for (int m = 0; m < M; ++m) to[m * N + n] = float(from[n * stride + m]);
-  }
-}
-#endif
