@@ -3,7 +3,8 @@
 Axes of size 1 count for nothing, and neighbouring axes that are both reduced, or both kept, are
 one. What is left of most calls is (rows, D) with D reduced, or (batches, rows, D) with the middle
 axis reduced; neither moves an element. Reduced axes that are neither neighbours nor last, such as
-0 and 2 of three, are transposed to the end, which copies.
+0 and 2 of three, are transposed to the end, which copies, unless they can be folded one run after
+the other (see `folds.py`).
 """
 
 from __future__ import annotations
