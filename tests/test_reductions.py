@@ -243,6 +243,24 @@ def test_no_copy_for_axes_that_are_neighbours(axis):
     assert plan((4, 30, 50), axes).order is None
 
 
+@pytest.mark.parametrize(
+    "shape, axis", [((300, 1), 1), ((1, 300), 0), ((3, 1, 9), 1), ((9, 3), ())]
+)
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.int32, mx.uint8, mx.bool_], ids=str)
+def test_reductions_of_one_element_each(shape, axis, dtype):
+    """As columns of one, which a vector register takes many of."""
+    x = (normal(*shape) * 50).astype(dtype)
+    assert plan(shape, (axis,) if isinstance(axis, int) else axis).columns
+    for name in SEVERAL_AXES if axis == () else NAMES:
+        for keepdims in (False, True):
+            want = getattr(mx, name)(x, axis=axis, keepdims=keepdims)
+            same(getattr(kernels, name)(x, axis=axis, keepdims=keepdims), want)
+    if mx.issubdtype(dtype, mx.floating):
+        for name in SEVERAL_AXES[:4]:
+            dx = mx.grad(lambda x, name=name: getattr(kernels, name)(x, axis=axis).sum())(x)
+            same(dx, mx.ones_like(x))
+
+
 @pytest.mark.parametrize("axes", [(0, 2), (1, 3), (0, 2, 4), (0, 3, 4), (0, 1, 3)], ids=str)
 @pytest.mark.parametrize("name", ["sum", "mean", "max", "min"])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.int32], ids=str)

@@ -126,7 +126,7 @@ class Fold(Pattern):
         body.close()
         self._fold_row(body, types)
         body.open("if (lane_ == 0 && live_)")
-        self._store(body, "item_")
+        self._store(body, "[item_]")
         body.close()
 
     def _row_step(self, body: Body, suffix: str) -> None:
@@ -214,10 +214,13 @@ class Fold(Pattern):
             body.add(f"shift_[n_] = {self.type}(x_in_first[size_t(rows - 1) * D + n_]);")
             body.close()
         self._walk(body, "N", "n_", "1", ("first_", "stop_"), self._column_step)
+        # From a pointer, as a loop that reads D again after every store is not vectorised.
+        for y in self.outputs:
+            body.add(f"auto {y.name}_out_first = {y.name}_out + size_t(item_) * D + column_;")
         body.open("for (uint n_ = 0; n_ < width_; ++n_)")
         for name, type_ in self.monoid.types(self.type).items():
             body.add(f"const {type_} {name} = {name}_part[n_];")
-        self._store(body, "size_t(item_) * D + column_ + n_")
+        self._store(body, "_first[n_]")
         body.close()
 
     def _column_step(self, body: Body, suffix: str) -> None:
@@ -342,4 +345,4 @@ class Fold(Pattern):
         for x in self.scalars:
             body.add(f"const {x.type} {x.name} = {x.type}({x.name}_in);")
         for y in self.outputs:
-            body.add(f"{y.name}_out[{place}] = {y.name}_t({y.expr});")
+            body.add(f"{y.name}_out{place} = {y.name}_t({y.expr});")

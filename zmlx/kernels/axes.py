@@ -106,7 +106,9 @@ def plan(size: tuple[int, ...], axes: tuple[int, ...]) -> Plan:
         else:
             runs.append((a in axes, n))
     reduced = [i for i, (is_reduced, _) in enumerate(runs) if is_reduced]
-    if not reduced or reduced == [len(runs) - 1]:
+    if not reduced:  # each element by itself: many columns of one, which a vector register takes
+        return Plan(axes, None, (1, 1, prod(shape)), shape, kept, 1)
+    if reduced == [len(runs) - 1]:
         return Plan(axes, None, (prod(shape), count), shape, kept, count)
     if len(reduced) == 1:
         before = prod(n for _, n in runs[: reduced[0]])

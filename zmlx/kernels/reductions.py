@@ -166,7 +166,8 @@ def _widened(x: mx.array) -> mx.array:
 def _total(name: str, x: mx.array, axis: Axes, keepdims: bool, mean: bool) -> mx.array:
     axes = named_axes(name, x, axis)
     check_flag(name, "keepdims", keepdims)
-    dtype = _inexact(x.dtype) if mean else _SUMS.get(x.dtype, x.dtype)
+    # A sum over no axes is x, in MLX as well.
+    dtype = _inexact(x.dtype) if mean else _SUMS.get(x.dtype, x.dtype) if axes else x.dtype
     if _is_plain(x):
         plain = mx.mean if mean else mx.sum
         return plain(_widened(x), axis=axes, keepdims=keepdims).astype(dtype)

@@ -157,7 +157,7 @@ const Writer = struct {
         try body.close();
         try w.foldRow();
         try body.open("if (lane_ == 0 && live_)", .{});
-        try w.store("item_");
+        try w.store("[item_]");
         try body.close();
     }
 
@@ -253,11 +253,18 @@ const Writer = struct {
             try body.close();
         }
         try w.walk("N", "n_", "1", "first_", "stop_", columnStep);
+        // From a pointer, as a loop that reads D again after every store is not vectorised.
+        for (w.p.outputs) |y| {
+            try body.add(
+                "auto {s}_out_first = {s}_out + size_t(item_) * D + column_;",
+                .{ y.name, y.name },
+            );
+        }
         try body.open("for (uint n_ = 0; n_ < width_; ++n_)", .{});
         for (w.m.states, 0..) |s, i| {
             try body.add("const {s} {s} = {s}_part[n_];", .{ w.typeOf(i), s.name, s.name });
         }
-        try w.store("size_t(item_) * D + column_ + n_");
+        try w.store("_first[n_]");
         try body.close();
     }
 
@@ -408,7 +415,7 @@ const Writer = struct {
             try w.body.add("const {s} {s} = {s}({s}_in);", .{ x.type, x.name, x.type, x.name });
         }
         for (w.p.outputs) |y| {
-            try w.body.add("{s}_out[{s}] = {s}_t({s});", .{ y.name, place, y.name, y.expr });
+            try w.body.add("{s}_out{s} = {s}_t({s});", .{ y.name, place, y.name, y.expr });
         }
     }
 };
