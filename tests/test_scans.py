@@ -75,6 +75,19 @@ def test_any_shape_and_axis(shape, axis, direction):
         np.testing.assert_allclose(np.array(got), want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("exclusive", [False, True], ids=["inclusive", "exclusive"])
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.int32], ids=str)
+def test_short_rows_are_a_block_each(dtype, reverse, exclusive):
+    for d in range(1, 20):
+        (u,) = (n for name, n in launch.scan_rows(launch.settings(), 9, d).template if name == "U")
+        assert u < 2 * d or u == 1
+        x = mx.round(normal(301, d) * 4).astype(dtype)
+        got = cumsum(x, -1, reverse=reverse, inclusive=not exclusive)
+        want = mx.cumsum(x, -1, reverse=reverse, inclusive=not exclusive)
+        assert mx.array_equal(got, want), d
+
+
 @pytest.mark.parametrize("reverse, inclusive", DIRECTIONS)
 @pytest.mark.parametrize("shape, axis", [((3, 70001), 1), ((70001, 3), 0), ((2, 9001, 5), 1)])
 def test_a_long_axis_is_cut_into_parts(shape, axis, reverse, inclusive):

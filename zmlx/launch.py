@@ -281,9 +281,10 @@ def scan_rows(
 ) -> Geometry:
     """As `fold_rows`; on the CPU the longest block of elements that is not mostly past the end: a
     block of two runs, which g++ keeps in registers. A reversed one is a single run, since g++ keeps
-    two in 512 bits only, except where elements are `narrow`, 16 bits: then one run fills none."""
+    two in 512 bits only, except where elements are `narrow`, 16 bits: then one run fills none. Rows
+    shorter than a run are one block each."""
     if is_cpu(chosen):
-        shortest = _SCAN_BLOCKS[-1]
+        shortest = min(_SCAN_BLOCKS[-1], _power_of_two(d))
         fitting = (u for u in _SCAN_BLOCKS if 8 * (-d % u) <= d)
         u = shortest if reverse and not narrow else next(fitting, shortest)
         c = pick(chosen, TPR=1, RPG=1, U=u)
