@@ -151,7 +151,7 @@ pub const Walk = struct {
 
 /// TPR·RPG threads for RPG of `items` rows, or parts of rows, of d elements. On the CPU a scan has
 /// the longest block of elements that is not mostly past the end, and a reversed one the shortest
-/// unless elements are narrow.
+/// unless elements are narrow; a row shorter than that is one block.
 pub fn axisRows(kind: Kind, walk: Walk, items: u32, d: u32) Geometry {
     if (kind == .gpu) return rowwise(kind, items, d, false, 1);
     const u = if (walk.scans)
@@ -170,7 +170,7 @@ pub fn axisRows(kind: Kind, walk: Walk, items: u32, d: u32) Geometry {
 fn scanBlock(shortest: bool, d: u64) u64 {
     const blocks = constants.scan_blocks;
     if (!shortest) for (blocks) |u| if (8 * (ceilDiv(d, u) * u - d) <= d) return u;
-    return blocks[blocks.len - 1];
+    return @min(blocks[blocks.len - 1], powerOfTwo(d));
 }
 
 /// G threads per group, each for N of d columns of one of `items` parts; fewer columns where a fold
