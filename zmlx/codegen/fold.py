@@ -342,6 +342,7 @@ class Fold(Pattern):
             body.close()
 
     def _store(self, body: Body, place: str) -> None:
+        """Stores the results at `place`, which follows the name of an output array."""
         for x in self.scalars:
             body.add(f"const {x.type} {x.name} = {x.type}({x.name}_in);")
         for y in self.outputs:

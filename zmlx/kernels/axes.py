@@ -2,9 +2,9 @@
 
 Axes of size 1 count for nothing, and neighbouring axes that are both reduced, or both kept, are
 one. What is left of most calls is (rows, D) with D reduced, or (batches, rows, D) with the middle
-axis reduced; neither moves an element. Reduced axes that are neither neighbours nor last, such as
-0 and 2 of three, are transposed to the end, which copies, unless they can be folded one run after
-the other (see `folds.py`).
+axis reduced; neither moves an element. Where nothing is left to reduce, each element is a column.
+Reduced axes that are neither neighbours nor last, such as 0 and 2 of three, are transposed to the
+end, which copies, unless they can be folded one run after the other (see `folds.py`).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def plan(size: tuple[int, ...], axes: tuple[int, ...]) -> Plan:
         else:
             runs.append((a in axes, n))
     reduced = [i for i, (is_reduced, _) in enumerate(runs) if is_reduced]
-    if not reduced:  # each element by itself: many columns of one, which a vector register takes
+    if not reduced:  # of columns a CPU takes many in a vector register, of rows one at a time
         return Plan(axes, None, (1, 1, prod(shape)), shape, kept, 1)
     if reduced == [len(runs) - 1]:
         return Plan(axes, None, (prod(shape), count), shape, kept, count)

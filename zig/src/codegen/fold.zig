@@ -410,6 +410,7 @@ const Writer = struct {
         }
     }
 
+    /// Stores the results at `place`, which follows the name of an output array.
     fn store(w: *Writer, place: []const u8) Error!void {
         for (w.p.scalars) |x| {
             try w.body.add("const {s} {s} = {s}({s}_in);", .{ x.type, x.name, x.type, x.name });
