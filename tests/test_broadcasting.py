@@ -17,7 +17,10 @@ def close(a, b, tolerance=1e-5):
 SHAPES = [((3, 70), (3, 70)), ((3, 70), (70,)), ((3, 70), ()), ((3, 1), (1, 70)), ((70,), (3, 70)),
           ((2, 1, 5), (3, 1)), ((1,), (4,)), ((), ()), ((0, 5), (5,)), ((3, 70), (3, 1)),
           ((2, 3, 1), (2, 3, 33)), ((2, 3, 70), (3, 1)), ((1, 70), (1, 1)), ((0, 70), (0, 1)),
-          ((1, 3, 1), (3, 70)), ((5, 1), (70,))]  # fmt: skip
+          ((1, 3, 1), (3, 70)), ((5, 1), (70,)), ((4, 3, 70), (4, 1, 70)), ((4, 3, 70), (3, 70)),
+          ((2, 3, 4, 33), (2, 1, 4, 33)), ((1, 3, 1, 33), (2, 3, 4, 33)), ((4, 1, 1), (4, 3, 70)),
+          ((2, 1, 70), (1, 3, 70)), ((4, 3, 4), (4, 1, 4)), ((0, 3, 9), (0, 1, 9)),
+          ((4, 0, 9), (4, 1, 9))]  # fmt: skip
 
 
 @pytest.mark.parametrize("a, b", SHAPES, ids=str)
@@ -44,9 +47,16 @@ def tilted(x, y):
 @pytest.mark.parametrize("function", [zmlx.elementwise.binary("x * x * y + y"), tilted],
                          ids=["expression", "jit"])  # fmt: skip
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
-def test_a_value_per_row_is_read_as_such(function, dtype):
-    """Not broadcast to the whole array first; through every transform."""
-    x, y = (mx.random.normal(s, key=mx.random.key(0)).astype(dtype) for s in ((6, 70), (6, 1)))
+@pytest.mark.parametrize(
+    "shapes",
+    [((6, 70), (6, 1)), ((2, 3, 70), (2, 1, 70)), ((2, 3, 70), (3, 70)),
+     ((2, 3, 2, 33), (2, 1, 2, 33))],
+    ids=["per row", "per batch", "per place", "apart"],
+)  # fmt: skip
+def test_values_and_rows_are_read_as_such(function, dtype, shapes):
+    """A value per row, and a row for several: not broadcast to the whole array first; through every
+    transform."""
+    x, y = (mx.random.normal(s, key=mx.random.key(0)).astype(dtype) for s in shapes)
     mx.eval(x, y)
     before = metal.statistics()["contiguous_copies"]
     out = function(x, y)
@@ -82,6 +92,8 @@ def test_a_value_per_row_is_read_as_such(function, dtype):
         ours, theirs = change(function)(x, y), change(plain)(*wide)
         for got, want in zip(ours, theirs, strict=True):
             same(got, want.astype(dtype))
+    if x.ndim != 2:
+        return
     compiled = mx.compile(lambda x, y: slopes(function)(x, y), shapeless=True)
     for rows, d in ((6, 70), (4, 50)):
         for got, want in zip(

@@ -240,7 +240,7 @@ def test_no_copy_for_axes_that_are_neighbours(axis):
     assert copies
     assert all(after[k] == before[k] for k in copies)
     axes = tuple(range(3)) if axis is None else (axis,) if isinstance(axis, int) else axis
-    assert plan((4, 30, 50), axes).order is None
+    assert not plan((4, 30, 50), axes).apart
 
 
 @pytest.mark.parametrize(
@@ -278,6 +278,41 @@ def test_axes_that_are_no_neighbours_go_one_run_after_the_other(axes, name, dtyp
             bound += 2.0**-8 * np.abs(want)
         bound *= name not in ("max", "min")
         assert (np.abs(np.array(y.astype(mx.float32)) - want) <= bound).all()
+
+
+@pytest.mark.parametrize("axes", [(0, 2), (1, 3), (0, 2, 4), (0, 3, 4), (0, 1, 3)], ids=str)
+@pytest.mark.parametrize("name", ["var", "std"])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.int32], ids=str)
+def test_variances_over_axes_that_are_no_neighbours(axes, name, dtype):
+    """The runs' states are merged: nothing cancels, and x is not copied."""
+    offset = 100 if dtype == mx.bfloat16 else 10000
+    x = (mx.random.normal((3, 7, 4, 33, 5), key=mx.random.key(0)) * 50 + offset).astype(dtype)
+    values = np.array(x.astype(mx.float32), dtype=np.float64)
+    before = metal.statistics()
+    for keepdims in (False, True):
+        y = getattr(kernels, name)(x, axis=axes, keepdims=keepdims, ddof=1)
+        want = getattr(np, name)(values, axis=axes, keepdims=keepdims, ddof=1)
+        assert y.shape == want.shape
+        rtol = 2.0**-8 if y.dtype == mx.bfloat16 else 2e-6
+        np.testing.assert_allclose(np.array(y.astype(mx.float32)), want, rtol=rtol)
+    after = metal.statistics()
+    assert all(after[k] == before[k] for k in before if "cop" in k or "contiguous" in k)
+
+
+@pytest.mark.parametrize("axes", [(0, 2), (1, 3), (0, 2, 4), (0, 3, 4)], ids=str)
+@pytest.mark.parametrize("name", SEVERAL_AXES)
+def test_gradients_over_axes_that_are_no_neighbours(axes, name):
+    x = mx.random.normal((3, 7, 4, 9, 5), key=mx.random.key(1)) + 3
+    got, want = (
+        mx.grad(lambda x, f=f: (f(x, axes) ** 2).sum())(x)
+        for f in (getattr(kernels, name), getattr(mx, name))
+    )
+    same(got, want, 1e-4)
+
+
+def test_axes_of_size_1_between_or_beside_others_take_no_run():
+    assert plan((4, 1, 5, 6), (0, 2)).view == (1, 20, 6)
+    assert plan((4, 3, 5, 1), (0, 2, 3)).run == (2,)
 
 
 def test_a_new_ddof_compiles_nothing():

@@ -11,11 +11,12 @@ at ties of min, max and where. Forward and backward are one kernel each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from math import prod
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from . import expr, launch, msl
 from .arguments import (
@@ -71,18 +72,19 @@ def sum_rows(x: mx.array, like: mx.array) -> mx.array:
     return sum_chunks(_COLUMN_SUM(x), like)
 
 
-#: Elements of a row from which on a value per row is read as such: a kernel of shorter rows is not
-#: faster than one of elements.
+#: Elements of a row from which on a value per row, or a row that serves several, is read as such: a
+#: kernel of shorter rows is not faster than one of elements.
 _FEWEST_IN_A_ROW = 8
 
 
 class BroadcastFunction:
     """A function of arrays that broadcast, one elementwise kernel per way in which they do.
 
-    A subclass builds the kernel for the kinds of its operands ("full" or, where one of them is a
-    "column" or "per_row", "row"; "column"; "per_row", without its last axis; "scalar") and for
-    which of them decide the dtype of a result: all, or where an array is floating, those that are
-    no plain numbers, as in MLX.
+    A subclass builds the kernel for the kinds of its operands ("full" or, where another one is of
+    rows, "row"; "column"; "per_row", without its last axis; "shared", rows of which each belongs to
+    several; "scalar") and for which of them decide the dtype of a result: all, or where an array is
+    floating, those that are no plain numbers, as in MLX. After its operands the kernel takes, for
+    each that is shared, the number of the one that belongs to each row.
     """
 
     def __init__(self, name: str, inputs: Mapping[str, tuple[mx.Dtype, ...]]) -> None:
@@ -113,16 +115,23 @@ class BroadcastFunction:
         for name, x, dtypes in zip(self.inputs, values, self._dtypes, strict=True):
             check_array(self.name, name, x, dtypes)
         shape = self._broadcast_shape(values)
+        # The numbers of rows are those of this shape.
+        may_share = cpu.maybe_tracing(tuple(values)) != cpu.DYNAMIC
         kinds, operands = [], []
         for x in values:
-            kind, operand = _operand(x, shape)
+            kind, operand = _operand(x, shape, may_share)
             kinds.append(kind)
             operands.append(operand)
         if "full" not in kinds:
             operands[0] = mx.broadcast_to(values[0], shape)
             kinds[0] = "full"
-        if "column" in kinds or "per_row" in kinds:
+        if each_kind(kinds) == "row":
             kinds = ["row" if k == "full" else k for k in kinds]
+        operands += [
+            _row_numbers(tuple(x.shape[:-1]), shape[:-1])
+            for x, kind in zip(values, kinds, strict=True)
+            if kind == "shared"
+        ]
         decides = tuple(isinstance(x, mx.array) for x in arrays)
         if not any(d and x.dtype in FLOATING for d, x in zip(decides, values, strict=True)):
             decides = (True,) * len(values)
@@ -213,7 +222,9 @@ class ExpressionFunction(BroadcastFunction):
 
     def _build(self, kinds: tuple[str, ...], decides: tuple[bool, ...]) -> PatternKernel:
         each = each_kind(kinds)
-        operands = tuple(Operand(n, k) for n, k in zip(self._names, kinds, strict=True))
+        lets = (n for block in (self._lets, self._gradient_lets) for n, _ in block.lets)
+        taken = {*self._names, *self._outputs, *self._cotangents.values(), *lets}
+        operands = operands_of(dict.fromkeys(self._names, "float"), kinds, taken)
         rule = Number(n for n, d in zip(self._names, decides, strict=True) if d)
 
         @cache
@@ -261,7 +272,22 @@ class ExpressionFunction(BroadcastFunction):
 
 def each_kind(kinds: Sequence[str]) -> str:
     """The kind of an operand that has every element."""
-    return "row" if "column" in kinds or "per_row" in kinds else "full"
+    return "row" if {"column", "per_row", "shared"} & set(kinds) else "full"
+
+
+def operands_of(
+    types: Mapping[str, str], kinds: Sequence[str], taken: Iterable[str]
+) -> tuple[Operand, ...]:
+    """Operands of these names, types and kinds, and after them the row numbers of those that are
+    shared, under names that are not `taken`."""
+    taken = set(taken)
+    operands, numbers = [], []
+    for (name, type_), kind in zip(types.items(), kinds, strict=True):
+        number = unused_name(f"{name}_number", taken) if kind == "shared" else ""
+        if number:
+            numbers.append(Operand(number, "per_row", "uint"))
+        operands.append(Operand(name, "row" if number else kind, type_, index=number))
+    return (*operands, *numbers)
 
 
 def elementwise_pattern(
@@ -281,7 +307,7 @@ def gradient_dtypes(
     return tuple((n,) if k == each else mx.float32 for n, k in zip(inputs, kinds, strict=True))
 
 
-def _operand(x: mx.array, shape: tuple[int, ...]) -> tuple[str, mx.array]:
+def _operand(x: mx.array, shape: tuple[int, ...], may_share: bool) -> tuple[str, mx.array]:
     """How an array takes part in an elementwise kernel over `shape`."""
     if tuple(x.shape) == shape and shape:
         return "full", x
@@ -289,9 +315,20 @@ def _operand(x: mx.array, shape: tuple[int, ...]) -> tuple[str, mx.array]:
         return "scalar", x.reshape(())
     if prod(x.shape[:-1]) == 1 and x.shape[-1] == shape[-1]:
         return "column", x.reshape(-1)
-    if tuple(x.shape) == (*shape[:-1], 1) and shape[-1] >= _FEWEST_IN_A_ROW:
-        return "per_row", x.squeeze(-1)
+    if shape[-1] >= _FEWEST_IN_A_ROW:
+        if x.shape[-1] == 1:
+            values = (*shape[:-1], 1)
+            return "per_row", (x if x.shape == values else mx.broadcast_to(x, values)).squeeze(-1)
+        if may_share:
+            return "shared", x
     return "full", mx.broadcast_to(x, shape)
+
+
+@lru_cache(maxsize=16)
+def _row_numbers(own: tuple[int, ...], lead: tuple[int, ...]) -> mx.array:
+    """For each of the rows of `lead` the number of the one of `own` that broadcasts to it."""
+    numbers = np.arange(prod(own), dtype=np.uint32).reshape(own)
+    return mx.array(np.ascontiguousarray(np.broadcast_to(numbers, lead)))
 
 
 def reduced(gradient: mx.array, primal: mx.array, kind: str) -> mx.array:
@@ -300,6 +337,10 @@ def reduced(gradient: mx.array, primal: mx.array, kind: str) -> mx.array:
         return gradient.sum().astype(primal.dtype)
     if kind == "per_row":
         return _ROW_SUM(gradient).astype(primal.dtype)  # type: ignore[no-any-return]
+    if kind == "shared":
+        own = (1,) * (gradient.ndim - primal.ndim) + tuple(primal.shape)
+        axes = tuple(a for a, n in enumerate(own) if n != gradient.shape[a])
+        return gradient.sum(axis=axes).reshape(primal.shape).astype(primal.dtype)
     return sum_rows(gradient, primal) if kind == "column" else gradient
 
 

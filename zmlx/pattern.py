@@ -197,7 +197,7 @@ class PatternKernel:
         """Leading axes and row length."""
         by_name = dict(zip(self._inputs, inputs, strict=True))
         for x in self.pattern.inputs:
-            if x.kind in ("row", "full"):
+            if x.kind in ("row", "full") and not x.index:
                 shape = tuple(by_name[x.array or x.name].shape)
                 return shape[:-1], shape[-1] // x.parts if shape else 1
         raise ValueError(f"[{self.name}] the pattern must have a row or full operand but has none.")

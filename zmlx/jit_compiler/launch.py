@@ -14,6 +14,7 @@ from ..autograd import (
     each_kind,
     elementwise_pattern,
     gradient_dtypes,
+    operands_of,
     scattered,
     unused_name,
 )
@@ -38,13 +39,12 @@ class Launch(BroadcastFunction):
 
     def _build(self, kinds: tuple[str, ...], decides: tuple[bool, ...]) -> PatternKernel:
         function, each = self.function, each_kind(kinds)
-        operands = tuple(
-            Operand(n, k, t) for (n, t), k in zip(function.inputs.items(), kinds, strict=True)
-        )
         names = list(function.inputs)
         floats = [n for n, t in function.inputs.items() if t == "float"]
         float_outputs = [y for y, t in function.outputs.items() if t == "float"]
         cotangents_of = {y: unused_name(f"d{y}", function.inputs) for y in float_outputs}
+        taken = {*names, *function.outputs, *cotangents_of.values()}
+        operands = operands_of(function.inputs, kinds, taken)
         deciding = [n for n, d in zip(names, decides, strict=True) if d and n in floats]
         rule: DtypeRule = tuple(deciding) if deciding else mx.float32
 
@@ -99,7 +99,7 @@ class Launch(BroadcastFunction):
         self, which: Sequence[int], float_outputs: list[str], kinds: Sequence[str]
     ) -> Reference:
         function = self.function
-        count = len(function.inputs)
+        count = len(function.inputs) + kinds.count("shared")
         kept = [i for i, y in enumerate(function.outputs) if y in float_outputs]
 
         def reference(*arrays: mx.array) -> tuple[mx.array, ...]:
@@ -121,10 +121,10 @@ class Launch(BroadcastFunction):
 
 
 def _broadcasting(arrays: Arrays, kinds: Sequence[str]) -> list[mx.array]:
-    """Operands that broadcast by MLX's rules."""
+    """Operands that broadcast by MLX's rules, without the numbers of rows that follow them."""
     return [
         mx.expand_dims(x, -1) if kind == "per_row" else x
-        for x, kind in zip(arrays, kinds, strict=True)
+        for x, kind in zip(arrays, kinds, strict=False)
     ]
 
 

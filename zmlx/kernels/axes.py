@@ -3,14 +3,15 @@
 Axes of size 1 count for nothing, and neighbouring axes that are both reduced, or both kept, are
 one. What is left of most calls is (rows, D) with D reduced, or (batches, rows, D) with the middle
 axis reduced; neither moves an element. Where nothing is left to reduce, each element is a column.
-Reduced axes that are neither neighbours nor last, such as 0 and 2 of three, are transposed to the
-end, which copies, unless they can be folded one run after the other (see `folds.py`).
+Reduced axes that are no neighbours, such as 0 and 2 of three, go one run of neighbours after the
+other, the last one first (see `folds.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import groupby
 from math import prod
 from typing import NamedTuple, cast
 
@@ -42,12 +43,12 @@ def element(dtype: mx.Dtype) -> str:
 
 
 class Plan(NamedTuple):
-    """Axes that are reduced, the order of a transposition or None, the shape that the kernel sees,
-    the shape of the result without and with the reduced axes, and the number of elements in each
-    reduction."""
+    """Axes that are reduced, the last of them that are neighbours, the shape that the kernel sees
+    (none where more than neighbours are reduced), the shape of the result without and with the
+    reduced axes, and the number of elements in each reduction."""
 
     axes: tuple[int, ...]
-    order: tuple[int, ...] | None
+    run: tuple[int, ...]
     view: tuple[int, ...]
     shape: tuple[int, ...]
     kept: tuple[int, ...]
@@ -58,10 +59,26 @@ class Plan(NamedTuple):
         """Whether the kernel reduces the middle axis of three."""
         return len(self.view) == 3
 
+    @property
+    def apart(self) -> bool:
+        """Whether the axes are no neighbours, so that no kernel reduces them all."""
+        return self.run != self.axes
+
+    def first(self, size: Sequence[int]) -> Plan:
+        """How the last run of neighbours is reduced; `rest` follows."""
+        return plan(tuple(size), self.run)
+
+    def rest(self, first: Plan) -> Plan:
+        """How all axes are reduced of what `first` leaves, its own with size 1."""
+        return plan(first.kept, self.axes)
+
+    def last(self, x: mx.array) -> mx.array:
+        """The last element of each reduction, with the reduced axes."""
+        ends = slice(-1, None), slice(None)
+        return x[tuple(ends[a not in self.axes] for a in range(x.ndim))]
+
     def seen(self, x: mx.array) -> mx.array:
         """x as the kernel sees it."""
-        if self.order is not None:
-            x = x.transpose(self.order)
         return x if x.shape == self.view else x.reshape(self.view)
 
 
@@ -97,22 +114,16 @@ def plan(size: tuple[int, ...], axes: tuple[int, ...]) -> Plan:
     shape = tuple(n for a, n in enumerate(size) if a not in axes)
     kept = tuple(1 if a in axes else n for a, n in enumerate(size))
     count = prod(size[a] for a in axes)
-    runs: list[tuple[bool, int]] = []  # reduced or not, elements
-    for a, n in enumerate(size):
-        if n == 1:
-            continue
-        if runs and runs[-1][0] == (a in axes):
-            runs[-1] = (a in axes, runs[-1][1] * n)
-        else:
-            runs.append((a in axes, n))
+    # Neighbours that are all reduced, or all kept.
+    longer = (a for a, n in enumerate(size) if n != 1)
+    runs = [(is_in, tuple(run)) for is_in, run in groupby(longer, axes.__contains__)]
     reduced = [i for i, (is_reduced, _) in enumerate(runs) if is_reduced]
     if not reduced:  # of columns a CPU takes many in a vector register, of rows one at a time
-        return Plan(axes, None, (1, 1, prod(shape)), shape, kept, 1)
+        return Plan(axes, axes, (1, 1, prod(shape)), shape, kept, 1)
     if reduced == [len(runs) - 1]:
-        return Plan(axes, None, (prod(shape), count), shape, kept, count)
+        return Plan(axes, axes, (prod(shape), count), shape, kept, count)
     if len(reduced) == 1:
-        before = prod(n for _, n in runs[: reduced[0]])
-        after = prod(n for _, n in runs[reduced[0] + 1 :])
-        return Plan(axes, None, (before, count, after), shape, kept, count)
-    order = (*(a for a in range(len(size)) if a not in axes), *axes)
-    return Plan(axes, order, (prod(shape), count), shape, kept, count)
+        run = runs[reduced[0]][1]
+        before, after = prod(size[: run[0]]), prod(size[run[-1] + 1 :])
+        return Plan(axes, axes, (before, count, after), shape, kept, count)
+    return Plan(axes, runs[reduced[-1]][1], (), shape, kept, count)

@@ -1,5 +1,8 @@
 """The kernels behind the reductions: a fold in one launch, or in two for a few long rows.
 
+Axes that are no neighbours are folded one run of neighbours after the other: to states, which are
+then merged. A transposition of what is folded would take longer than the folds.
+
 Bytes: x is read once, whatever the axis. A cut fold also writes and reads its partial states, at
 most 256 a row. Results do not depend on the number of threads: parts follow from the shape, and
 there are no atomics.
@@ -19,7 +22,6 @@ from ..interpret import expression_value
 from ..pattern import PatternKernel
 from ..transforms import Arrays
 from .axes import Plan, element
-from .axes import plan as plan_of
 
 _DTYPES = {
     "float": mx.float32,
@@ -46,16 +48,15 @@ def fold(
     """x folded over the axes of `plan`, in `type_` or that of x: an array of the plan's shape for
     each of `results`."""
     type_ = type_ or element(x.dtype)
-    if plan.order is not None and len(MONOIDS[op].states) == 1:
-        # The last run of neighbours first: MLX's transposition of what it leaves is of little, or
-        # of nothing, where that of x takes twenty times as long as the folds.
-        axes = plan.axes
-        run = next(axes[i:] for i in range(len(axes)) if axes[-1] - axes[i] == len(axes) - 1 - i)
-        (state,) = MONOIDS[op].names
-        first = plan_of(tuple(x.shape), run)
-        (x,) = fold(name, op, ((state, state),), first, x, (_DTYPES[type_],), type_=type_)
-        x = x.reshape(first.kept)
-        plan = plan_of(first.kept, axes)
+    if plan.apart:
+        first = plan.first(x.shape)
+        states = fold(name, op, _own(op), first, x, _dtypes(op, type_), type_=type_)
+        states = _shaped(states, first.kept)
+        if MONOIDS[op].shifted:
+            # A run's mean is that of what its elements are away from its own last one.
+            mine, last = (p.last(x).astype(mx.float32) for p in (first, plan))
+            states = (states[0] + mx.stop_gradient(mine - last), *states[1:])
+        return _merged_over(name, op, results, plan.rest(first), states, dtypes, scalars, type_)
     seen = plan.seen(x)
     parts = launch.fold_parts(plan.view, plan.columns)[0]
     key = (name, op, results, type_, plan.columns, tuple(n for n, _ in scalars))
@@ -66,8 +67,47 @@ def fold(
         states = parts_of(name, op, type_, plan.columns)(seen)
         states = states if isinstance(states, tuple) else (states,)
         outputs = _merge(*key, tuple(dtypes))(*states, *values)
+    return _shaped(outputs, plan.shape)
+
+
+def _merged_over(
+    name: str,
+    op: str,
+    results: Results,
+    plan: Plan,
+    states: Arrays,
+    dtypes: Sequence[mx.Dtype],
+    scalars: tuple[tuple[str, mx.array], ...],
+    type_: str,
+) -> Arrays:
+    """`fold` of states, which are merged over the axes of `plan`."""
+    if len(states) == 1:  # what merges it takes an element, too
+        return fold(name, op, results, plan, states[0], dtypes, scalars, type_)
+    if plan.apart:
+        first = plan.first(states[0].shape)
+        merged = _merged_over(name, op, _own(op), first, states, _dtypes(op, type_), (), type_)
+        states, plan = _shaped(merged, first.kept), plan.rest(first)
+        return _merged_over(name, op, results, plan, states, dtypes, scalars, type_)
+    merge = _merge(
+        name, op, results, type_, plan.columns, tuple(n for n, _ in scalars), tuple(dtypes)
+    )
+    outputs = merge(*(plan.seen(s) for s in states), *(value for _, value in scalars))
+    return _shaped(outputs, plan.shape)
+
+
+def _own(op: str) -> Results:
+    """The variables of the state as results."""
+    return tuple((n, n) for n in MONOIDS[op].names)
+
+
+def _dtypes(op: str, type_: str) -> list[mx.Dtype]:
+    """The dtypes of the variables of the state."""
+    return [_DTYPES[t] for t in MONOIDS[op].types(type_).values()]
+
+
+def _shaped(outputs: mx.array | Arrays, shape: tuple[int, ...]) -> Arrays:
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    return tuple(y if y.shape == plan.shape else y.reshape(plan.shape) for y in outputs)
+    return tuple(y if y.shape == shape else y.reshape(shape) for y in outputs)
 
 
 def _outputs(results: Results) -> tuple[Output, ...]:
@@ -103,7 +143,6 @@ def parts_of(
     name: str, op: str, type_: str, columns: bool, for_scan: bool = False
 ) -> PatternKernel:
     """The states of all parts of the rows or columns."""
-    types = MONOIDS[op].types(type_)
 
     def reference(x: mx.array) -> Arrays:
         axis = _axis(columns)
@@ -115,11 +154,8 @@ def parts_of(
             for value in [mx.expand_dims(v, axis)]
         )
 
-    pattern = Fold(
-        op, _outputs(tuple((n, n) for n in types)), type_, columns, cut=True, for_scan=for_scan
-    )
-    dtypes = [_DTYPES[t] for t in types.values()]
-    return PatternKernel(f"{name}/parts", pattern, dtypes, reference=reference)
+    pattern = Fold(op, _outputs(_own(op)), type_, columns, cut=True, for_scan=for_scan)
+    return PatternKernel(f"{name}/parts", pattern, _dtypes(op, type_), reference=reference)
 
 
 @cache

@@ -117,7 +117,12 @@ def _spread(name: str, expr: str, values: tuple[str, ...], columns: bool) -> Pat
 
 
 def _gradient(name: str, expr: str, plan: Plan, x: mx.array, **values: mx.array) -> mx.array:
-    """dx for an array x that is seen as `plan` says."""
+    """dx for an array x that is reduced as `plan` says."""
+    if plan.apart:  # a value for each reduction of the last run of neighbours
+        first = plan.first(x.shape)
+        kept = first.kept
+        values = {n: mx.broadcast_to(v.reshape(plan.kept), kept) for n, v in values.items()}
+        plan = first
     seen = plan.seen(x)
     kernel = _spread(f"{name}/dx", expr, tuple(values), plan.columns)
     if plan.columns:
@@ -126,10 +131,7 @@ def _gradient(name: str, expr: str, plan: Plan, x: mx.array, **values: mx.array)
         dx = kernel(seen.reshape(batches * length, d), *known, scalar(length))
     else:
         dx = kernel(seen, *[v.reshape(plan.view[:1]) for v in values.values()])
-    if plan.order is None:
-        return dx.reshape(x.shape)  # type: ignore[no-any-return]
-    moved = dx.reshape(tuple(x.shape[a] for a in plan.order))
-    return moved.transpose(tuple(plan.order.index(a) for a in range(x.ndim)))  # type: ignore[no-any-return]
+    return dx.reshape(x.shape)  # type: ignore[no-any-return]
 
 
 # ---- ops ----------------------------------------------------------------------------------------
@@ -251,8 +253,7 @@ def _spread_out(
         shift = dcentre / p.elements
         # The centre is that of what x is away from its last element, which is exact where the
         # elements are close to each other.
-        seen = p.seen(primals[0])
-        last = mx.stop_gradient(seen[:, -1]).astype(mx.float32)
+        last = mx.stop_gradient(p.last(primals[0])).astype(mx.float32)
         values = {"slope": slope, "last": last, "centre": centre, "shift": shift}
         expr = "slope * ((x - last) - centre) + shift"
         return (_gradient(name, expr, p, primals[0], **values),)
