@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import zmlx
-from zmlx import metal
+from zmlx import autograd, metal
 
 
 def close(a, b, tolerance=1e-5):
@@ -101,6 +101,26 @@ def test_values_and_rows_are_read_as_such(function, dtype, shapes):
             strict=True,
         ):  # fmt: skip
             same(got, want.astype(dtype))
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 70), (3, 70), (2, 1, 1)])
+def test_rows_that_serve_several_in_a_shapeless_compile(shape):
+    x, y = mx.random.normal((2, 3, 70)), mx.random.normal(shape)
+
+    def slopes(f):
+        return lambda x, y: mx.grad(lambda x, y: f(x, y).sum(), argnums=(0, 1))(x, y)
+
+    compiled = mx.compile(slopes(tilted), shapeless=True)
+    for got, want in zip(compiled(x, y), slopes(lambda x, y: x * x * y + y)(x, y), strict=True):
+        close(got, want, 1e-4)
+
+
+def test_numbers_of_many_rows_are_not_kept(monkeypatch):
+    monkeypatch.setattr(autograd, "_KEPT_ROW_NUMBERS", 5)
+    x, y = mx.random.normal((2, 3, 70)), mx.random.normal((2, 1, 70))
+    before = autograd._kept_row_numbers.cache_info().currsize
+    close(tilted(x, y), x * x * y + y)
+    assert autograd._kept_row_numbers.cache_info().currsize == before
 
 
 @pytest.mark.parametrize("a, b", [((3,), (1, 1, 1, 1)), ((1, 3), (1, 1, 1)), ((5,), (1, 5))])

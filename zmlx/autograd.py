@@ -76,6 +76,9 @@ def sum_rows(x: mx.array, like: mx.array) -> mx.array:
 #: kernel of shorter rows is not faster than one of elements.
 _FEWEST_IN_A_ROW = 8
 
+#: Up to how many rows their numbers are kept from call to call: 16 of those take 16 MB.
+_KEPT_ROW_NUMBERS = 1 << 18
+
 
 class BroadcastFunction:
     """A function of arrays that broadcast, one elementwise kernel per way in which they do.
@@ -324,9 +327,15 @@ def _operand(x: mx.array, shape: tuple[int, ...], may_share: bool) -> tuple[str,
     return "full", mx.broadcast_to(x, shape)
 
 
-@lru_cache(maxsize=16)
 def _row_numbers(own: tuple[int, ...], lead: tuple[int, ...]) -> mx.array:
     """For each of the rows of `lead` the number of the one of `own` that broadcasts to it."""
+    if prod(lead) <= _KEPT_ROW_NUMBERS:
+        return _kept_row_numbers(own, lead)
+    return mx.broadcast_to(mx.arange(prod(own), dtype=mx.uint32).reshape(own), lead)
+
+
+@lru_cache(maxsize=16)
+def _kept_row_numbers(own: tuple[int, ...], lead: tuple[int, ...]) -> mx.array:
     numbers = np.arange(prod(own), dtype=np.uint32).reshape(own)
     return mx.array(np.ascontiguousarray(np.broadcast_to(numbers, lead)))
 
