@@ -203,6 +203,22 @@ def test_reference_works_under_mlx_transforms():
 
 
 @jit
+def bits(a: int, b: int):
+    return float((a & b) | (a << 1) ^ (b >> 1))
+
+
+@pytest.mark.parametrize("mapped", [0, 1])
+def test_bitwise_operators_map_over_one_operand_alone(mapped):
+    a, b = mx.array([[1, 2, 3], [4, 5, 6]]), mx.array([[7], [2]])
+    arrays = [a, b]
+    arrays[mapped] = mx.stack([arrays[mapped], arrays[mapped] + 3])
+    got = mx.vmap(bits, in_axes=tuple(0 if i == mapped else None for i in range(2)))(*arrays)
+    for i in range(2):
+        x, y = (np.array(v[i] if j == mapped else v) for j, v in enumerate(arrays))
+        np.testing.assert_array_equal(np.array(got[i]), (x & y) | (x << 1) ^ (y >> 1))
+
+
+@jit
 def breaks_static(x, y):
     total = y
     for i in range(6):

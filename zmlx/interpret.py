@@ -102,7 +102,7 @@ def _reduce(r: Reduce, element: mx.array, values: dict[str, mx.array]) -> None:
         return
     lowest = mx.array(mx.finfo(mx.float32).min, dtype=mx.float32)
     peak = mx.maximum(lowest, mx.max(element, axis=-1, keepdims=True))
-    away = mx.where(mx.isinf(peak) & (element == peak), 0.0, element - peak)
+    away = mx.where(mx.logical_and(mx.isinf(peak), element == peak), 0.0, element - peak)
     values[r.name], values[r.peak] = mx.exp(away).sum(axis=-1, keepdims=True), peak
 
 
@@ -132,7 +132,7 @@ def evaluate(
         values[x.name] = value
     assert like is not None
     # From the elements and not from the shape, which a shapeless compile may change.
-    ones = ((like == like) | True).astype(mx.uint32)
+    ones = mx.logical_or(like == like, mx.array(True)).astype(mx.uint32)
     for x in pattern.inputs:
         if x.kind == "random":
             values[x.name] = _random(pattern, x, values, ones.astype(mx.uint64))

@@ -19,17 +19,24 @@ from .ir import Value
 
 Mask = mx.array | None
 
+
+def _bitwise(of: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """MLX's do not broadcast what `mx.vmap` does not map to what it maps, and read past the end of
+    it: zeros that depend on the other operand are added to each."""
+    return lambda x, y: of(x + mx.zeros((), y.dtype) * y, y + mx.zeros((), x.dtype) * x)
+
+
 _INT: dict[str, Callable[..., mx.array]] = {
     "*": mx.multiply,
     "+": mx.add,
     "-": mx.subtract,
     "neg": mx.negative,
     "~": lambda x: -x - 1,
-    "<<": mx.left_shift,
-    ">>": mx.right_shift,
-    "&": mx.bitwise_and,
-    "^": mx.bitwise_xor,
-    "|": mx.bitwise_or,
+    "<<": _bitwise(mx.left_shift),
+    ">>": _bitwise(mx.right_shift),
+    "&": _bitwise(mx.bitwise_and),
+    "^": _bitwise(mx.bitwise_xor),
+    "|": _bitwise(mx.bitwise_or),
     "//": mx.floor_divide,
     "%": mx.remainder,
     "**": mx.power,

@@ -55,18 +55,18 @@ def _scores(
             position = xp.cumsum(ones_q, axis=-2) + last
             rule = key < position + (1 if causal else window)
             if window is not None:
-                rule = rule & (key > position - window)
+                rule = xp.logical_and(rule, key > position - window)
             # A query that has no key near has them all alike.
             none = position + (0 if causal else window - 1) < 1
             if keep is not None:
                 z = xp.where(keep, z, DROPPED)
             z = xp.where(rule, z, xp.where(none, DROPPED, -xp.inf))
-            return z, rule if keep is None else keep & rule, slope
+            return z, rule if keep is None else xp.logical_and(keep, rule), slope
         some = spans.astype(mx.float32)
-        rule = (key > some[:, :1]) & (key <= some[:, 1:2])
+        rule = xp.logical_and(key > some[:, :1], key <= some[:, 1:2])
         z = xp.where(rule, xp.where(some[:, 2:] != 0, DROPPED, z), -xp.inf)
-        z = xp.where(rule & (some[:, 2:] == 2), xp.nan, z)
-        return z, rule & (some[:, 2:] == 0), slope
+        z = xp.where(xp.logical_and(rule, some[:, 2:] == 2), xp.nan, z)
+        return z, xp.logical_and(rule, some[:, 2:] == 0), slope
     if keep is not None:
         z = xp.where(keep, z, DROPPED)
     return z, keep, slope

@@ -99,13 +99,13 @@ def _bad(form: Cache, named: dict[str, mx.array]) -> mx.array:
     """Whether a batch's length is out of range, or a block that it has."""
     lengths, k = named["lengths"].astype(mx.int64), named["k"]
     if form.kind != PAGED:
-        return (lengths < 0) | (lengths > k.shape[2])
+        return mx.logical_or(lengths < 0, lengths > k.shape[2])
     table = named["block_table"].astype(mx.int64)
     size, count = k.shape[1], table.shape[1]
-    wrong = (table < 0) | (table >= k.shape[0])
-    wrong = wrong & (size * mx.arange(count) < lengths[:, None])
-    # Counted, since MLX 0.32.2's `any` under vmap now and then finds what is not there.
-    return (lengths < 0) | (lengths > count * size) | (wrong.astype(mx.int32).sum(axis=1) > 0)
+    wrong = mx.logical_or(table < 0, table >= k.shape[0])
+    wrong = mx.logical_and(wrong, size * mx.arange(count) < lengths[:, None])
+    beyond = mx.logical_or(lengths < 0, lengths > count * size)
+    return mx.logical_or(beyond, wrong.any(axis=1))
 
 
 def _mask(form: Cache, named: dict[str, mx.array]) -> mx.array | None:
@@ -227,7 +227,9 @@ def decode_scores(
     near = key <= position if causal else key == key
     none = position < (0 if causal or window is None else 1 - window)
     if window is not None:
-        near = near & (key > position - window) & (key < position + window)
+        near = xp.logical_and(
+            near, xp.logical_and(key > position - window, key < position + window)
+        )
     if causal or window is not None:
         z = xp.where(none, DROPPED, xp.where(near, z, -xp.inf))
     return z if lengths is None else xp.where(key < length, z, -xp.inf)
@@ -241,12 +243,9 @@ def weighted(z: Any, v: Any, sinks: Any, xp: Any) -> Any:
 
 def unpacked(words: Any, scales: Any, biases: Any, bits: int, xp: Any) -> Any:
     """What `mx.quantize` packed."""
-    shifts = xp.arange(0, 32, bits).astype(words.dtype)
-    values = (
-        (words[..., None] >> shifts) & words.dtype.type(2**bits - 1)
-        if xp is not mx
-        else (mx.right_shift(words[..., None], shifts) & (2**bits - 1))
-    )
+    # No shifts: under vmap, MLX's bitwise operations do not broadcast what is not mapped.
+    units = xp.array([1 << place for place in range(0, 32, bits)], dtype=words.dtype)
+    values = words[..., None] // units % xp.array(1 << bits, dtype=words.dtype)
     d, groups = words.shape[-1] * 32 // bits, scales.shape[-1]
     values = values.reshape((*words.shape[:-1], groups, d // groups)).astype(scales.dtype)
     values = values * scales[..., None] + biases[..., None]

@@ -134,7 +134,7 @@ def normed_of_any_shape(grouping: Grouping, x: mx.array, *arrays: mx.array) -> t
     groups = grouping.groups
     positions = tuple(range(1, x.ndim - 1))
     one = x.sum(axis=positions, keepdims=True) if positions else x
-    ones = mx.stop_gradient(((one == one) | True).astype(mx.int32))
+    ones = mx.stop_gradient(mx.logical_or(one == one, mx.array(True)).astype(mx.int32))
     channel = mx.cumsum(ones, axis=-1, inclusive=False)
     channels = ones.sum(axis=-1, keepdims=True)
     group = channel % groups if grouping.apart else channel // (channels // groups)

@@ -191,7 +191,7 @@ class Blocks:
         targets = some["targets"]
         # From the elements and not from the shape, which a shapeless compile may change.
         classes = mx.ones_like(z).astype(mx.int32).sum(axis=-1)
-        valid = (targets >= 0) & (targets < classes)
+        valid = mx.logical_and(targets >= 0, targets < classes)
         index = mx.where(valid, targets, 0)
         loss = lse - mx.take_along_axis(z, index[..., None], axis=-1)[..., 0]
         if "row_weight" in some:
@@ -202,9 +202,10 @@ class Blocks:
             loss = loss + some["smoothing"] * (away.mean(axis=-1) - loss)
         if "z_scale" in some:
             loss = loss + some["z_scale"] * lse * lse
-        ignored = (targets == some["ignore"]) & (some["ignore"].astype(mx.int64) != NOTHING)
+        ignore = some["ignore"]
+        ignored = mx.logical_and(targets == ignore, ignore.astype(mx.int64) != NOTHING)
         # A factor and no other value, so that the gradient is NaN as well.
-        loss = mx.where(ignored, 0.0, loss * mx.where(valid | ignored, 1.0, mx.nan))
+        loss = mx.where(ignored, 0.0, loss * mx.where(mx.logical_or(valid, ignored), 1.0, mx.nan))
         return [loss, lse, mx.zeros_like(lse)]
 
     def __call__(self, *inputs: mx.array) -> Sequence[mx.array]:

@@ -147,7 +147,7 @@ def _rows(x: mx.array, index: mx.array) -> mx.array:
     """x[index], and NaN where there is no such row, which MLX does not look at."""
     if not x.shape[0]:
         return mx.full((*index.shape, *x.shape[1:]), mx.nan, x.dtype)
-    good = (index >= 0) & (index < x.shape[0])
+    good = mx.logical_and(index >= 0, index < x.shape[0])
     return mx.where(good[..., None], x[mx.where(good, index, 0)], mx.nan)
 
 

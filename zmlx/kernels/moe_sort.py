@@ -40,7 +40,7 @@ class Routing(NamedTuple):
 def moe_sort_reference(indices: mx.array, *, num_experts: int = 4, xp: Any = mx) -> Any:
     """moe_sort in plain MLX; an index out of range sorts behind the experts."""
     flat = indices.reshape(-1)
-    flat = xp.where((flat >= 0) & (flat < num_experts), flat, num_experts)
+    flat = xp.where(xp.logical_and(flat >= 0, flat < num_experts), flat, num_experts)
     order = xp.argsort(flat, axis=-1)
     positions = xp.argsort(order, axis=-1).reshape(indices.shape)
     counts = xp.sum(flat[:, None] == xp.arange(num_experts), axis=0)
@@ -112,7 +112,7 @@ _ARGUMENTS = (Argument("indices", "(*, K)", INDICES, differentiable=False, value
 
 
 def _check_values(num_experts: int, indices: mx.array) -> None:
-    bad = (indices < 0) | (indices >= num_experts)
+    bad = mx.logical_or(indices < 0, indices >= num_experts)
     if bad.any().item():
         flat, at = indices.reshape(-1), mx.argmax(bad.reshape(-1))
         raise ValueError(f"[moe_sort] 'indices' must be in range but got {flat[at].item()}.")

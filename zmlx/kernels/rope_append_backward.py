@@ -106,7 +106,7 @@ def _kept(rotation: Rotation) -> BodyKernel:
     def reference(x: mx.array, dcache: mx.array, positions: mx.array) -> Arrays:
         start, fits = starts(rotation, positions, x, dcache)
         new = is_new(rotation, start, x, dcache)
-        return (mx.where(new | ~fits, mx.array(0, dtype=dcache.dtype), dcache),)
+        return (mx.where(mx.logical_or(new, ~fits), mx.array(0, dtype=dcache.dtype), dcache),)
 
     return BodyKernel(
         KernelSpec(

@@ -217,7 +217,7 @@ def starts(
     """Where new steps start, (batches, 1), and whether they fit, (batches, 1, 1, 1)."""
     batches, _, room, _ = rotation.shape(cache)
     start = mx.broadcast_to(positions.astype(mx.int64).reshape(-1, 1), (batches, 1))
-    fits = (start >= 0) & (start <= room - rotation.shape(x)[2])
+    fits = mx.logical_and(start >= 0, start <= room - rotation.shape(x)[2])
     return start.astype(mx.int32), fits.reshape(-1, 1, 1, 1)
 
 
@@ -225,5 +225,5 @@ def is_new(rotation: Rotation, start: mx.array, x: mx.array, cache: mx.array) ->
     """Which positions of a cache are new, as an array that broadcasts to it."""
     batches, _, room, _ = rotation.shape(cache)
     step = mx.arange(room) - start
-    new = (step >= 0) & (step < rotation.shape(x)[2])
+    new = mx.logical_and(step >= 0, step < rotation.shape(x)[2])
     return new.reshape((batches, room, 1, 1) if rotation.heads_last else (batches, 1, room, 1))

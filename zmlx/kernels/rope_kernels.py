@@ -282,7 +282,9 @@ def steps_of(rotation: Rotation, x: mx.array) -> mx.array:
     elements, since their number may change in a shapeless compile."""
     axis = 1 if rotation.heads_last else x.ndim - 2
     others = tuple(a for a in range(x.ndim) if a != axis)
-    ones = mx.any((x == x) | True, axis=others, keepdims=True).astype(mx.int32)
+    ones = mx.any(mx.logical_or(x == x, mx.array(True)), axis=others, keepdims=True).astype(
+        mx.int32
+    )
     return mx.cumsum(ones, axis=axis, inclusive=False).squeeze(-1)
 
 

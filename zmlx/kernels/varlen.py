@@ -137,7 +137,8 @@ def _spans_in_mlx(*inputs: mx.array) -> Arrays:
     cu_q, cu_k = (mx.stop_gradient(x).astype(mx.int64) for x in (cu_q, cu_k))
     bad = mx.array(False)
     for cu, most in ((cu_q, queries), (cu_k, keys)):
-        bad = bad | (cu[0] != 0) | (cu[-1] != most) | (cu[1:] < cu[:-1]).any()
+        for wrong in (cu[0] != 0, cu[-1] != most, (cu[1:] < cu[:-1]).any()):
+            bad = mx.logical_or(bad, wrong)
     cu_q, cu_k = cu_q.astype(mx.int32), cu_k.astype(mx.int32)
     causal, window = rule[0] != 0, mx.where(rule[1] > 0, rule[1], 2**30)
     k0, k1, low, high = _ranges(cu_q, cu_k, queries, keys, False, window, mx)
@@ -200,8 +201,8 @@ def varlen_attention_reference(
     if softcap is not None:
         z = softcap * xp.tanh(z / softcap)
     key = xp.arange(keys)
-    z = xp.where((key >= low) & (key < high), z, DROPPED)
-    z = xp.where((key >= k0) & (key < k1), z, -xp.inf)
+    z = xp.where(xp.logical_and(key >= low, key < high), z, DROPPED)
+    z = xp.where(xp.logical_and(key >= k0, key < k1), z, -xp.inf)
     e, peak, total = softmax_of(z, sinks, xp)
     out = product(e / total, v[None], xp)[0]
     return (out, (peak + xp.log(total))[0, ..., 0]) if return_lse else out

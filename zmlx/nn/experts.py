@@ -255,7 +255,7 @@ class SwitchGLU(mnn.Module):
         experts = self.experts()
         self._check(x, indices)
         y = each(experts, x, mx.clip(indices, 0, experts.count - 1))
-        inside = (indices >= 0) & (indices < experts.count)
+        inside = mx.logical_and(indices >= 0, indices < experts.count)
         return mx.where(inside[..., None], y, mx.array(mx.nan, y.dtype))
 
     def _check(self, x: mx.array, indices: mx.array) -> None:

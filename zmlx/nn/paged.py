@@ -213,7 +213,7 @@ def _write(tokens: mx.array, cache: mx.array, slots: mx.array, count: int) -> mx
     if slots.size == 0:
         return cache
     flat = cache.reshape(count, *cache.shape[2:])
-    kept, lost = (slots >= 0) & (slots < count), mx.any(slots >= count)
+    kept, lost = mx.logical_and(slots >= 0, slots < count), mx.any(slots >= count)
     # A token that is left out repeats the first one that is not: writing it changes nothing.
     order = mx.arange(slots.size)
     source = mx.where(kept, order, mx.argmax(kept))
