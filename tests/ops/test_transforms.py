@@ -14,7 +14,6 @@ from zmlx.transforms import strict
 
 from .sweep import DIFFERENTIABLE, OPS, outputs
 
-
 EVERY_OP = pytest.mark.parametrize("op", OPS, ids=lambda o: o.name)
 EVERY_GRADIENT = pytest.mark.parametrize("op", DIFFERENTIABLE, ids=lambda o: o.name)
 
