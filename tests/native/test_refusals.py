@@ -37,6 +37,30 @@ def test_a_header_that_goes_on_into_the_kernel_is_named(last: str) -> None:
     assert run("out[0] = f();", output=(1, mx.float32), header=f"int f() {{ return 1; }}\n{last}\n")
 
 
+def test_an_operator_whose_threads_meet_is_refused() -> None:
+    """Its uses have no name, by which those of different branches are told apart."""
+    header = "struct A { int v; int operator[](int) const { return simd_sum(v); } };\n"
+    message = refusal("A a{1}; out[0] = a[0];", header, group=32)
+    assert "line 1 of the header: a simdgroup function or barrier within an operator" in message
+
+
+def test_a_vector_of_another_length_is_named_within_an_operator() -> None:
+    message = refusal("out[0] = 1;\nfloat3 v = float3(1) * float4(1);")
+    assert "line 2 of the source: `float3 v = float3(1) * float4(1);`" in message
+
+
+@pytest.mark.parametrize("text", [
+    "constant int a = 1;", "constexpr constant float t[2] = {1, 2};", "const int a = 1;",
+    "namespace n { constant int a = 1; struct S { int v; }; }", "struct S { int v; } ;",
+    "enum E { one, two };", "static inline int f() { static constexpr int k = 3; return k; }",
+    "template <typename T> struct W { T v; W(T a) : v{a} {} };\ntemplate struct W<float>;",
+    "typedef struct { float a; } Named;", "using F = float;", "static_assert(1 == 1);",
+    "struct S { static int f() { return 1; } S operator+(S a) { return a; } };", ";;",
+])  # fmt: skip
+def test_what_is_no_variable_that_changes_is_taken(text: str) -> None:
+    assert run("out[0] = 1;", output=(1, mx.float32), header=text + "\n")[0] == 1
+
+
 def test_names_that_only_look_unsupported_are_names() -> None:
     source = """
         float sampler = 1; int tensor = 2; Sampler texture2d = {3};

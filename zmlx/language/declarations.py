@@ -295,6 +295,27 @@ CLASSES = {
         namespace deep { namespace down { inline int value() { return 9; } } }
         """,
     ),
+    "members and alignments of wide types": Row(
+        "const device Arrays* a = (const device Arrays*)out; const device Any<float4>* b = nullptr;"
+        "r = sizeof(Arrays) + 100 * sizeof(Any<float4>) + 10000 * sizeof(Any<float>)"
+        "+ 100000 * int(alignof(float3) + alignof(half4)) + (a && !b) * x[i];",
+        64 + 3200 + 80000 + 2400000 + X,
+        """
+        struct Arrays { int n; array<float4, 2> a; int b; };
+        template <typename T> struct Any { int n; T v; };
+        static_assert(alignof(Any<float4>) == 16 && alignof(float4x4) == 16);
+        """,
+    ),
+    "overloads of Metal's functions": Row(
+        "Dual d = exp(Dual{x[i] / 8, 2}); r = d.v + 100 * abs(Dual{-1, 3}).d;",
+        np.exp(X / 8) - 300,
+        """
+        struct Dual { float v, d; };
+        inline Dual exp(Dual a) { float e = exp(a.v); return Dual{e, a.d * e}; }
+        inline Dual abs(Dual a) { return Dual{abs(a.v), a.v < 0 ? -a.d : a.d}; }
+        """,
+        within=1e-6,
+    ),
     "local structs and using": Row(
         "using namespace metal; using Real = float;"
         "struct Pair { Real a; Real get() const { return a; } }; Pair p = {x[i]}; r = p.get();",
@@ -408,6 +429,21 @@ PREPROCESSOR = {
         2 + X,
         "#define LOCAL thread\n#define EACH(k, n) for (uint k = 0; k < n; ++k)\n#define HALF 0.5\n"
         "#define POINTER(p) ((const device float*)(p))\n",
+    ),
+    "comments that go on in the next line": Row(
+        "r = x[i]; // ends in \\\nr = 0;\n/* and\n * another */ r += 1; // \\\n\n", X + 1
+    ),
+    "the language's version": Row(
+        "r = WHICH;",
+        3,
+        """
+        #if defined(__cplusplus) && __cplusplus >= 201402L && defined(__METAL__)
+        #define WHICH (1 + HOW)
+        #endif
+        #ifdef __clang__
+        #define HOW 2
+        #endif
+        """,
     ),
     "definitions inside the body": Row(
         "#define TWICE(a) (a + a)\nr = TWICE(x[i]);\n#undef TWICE\n", 2 * X

@@ -55,6 +55,18 @@ SWIZZLES = {
 
 CONDITIONALS = {
     "half and float": Row("half h = x[i]; r = (i > 3 ? h : 0.25f) + (i > 3 ? 0.25 : h);", X + 0.25),
+    "stored to": Row(
+        "half a = 1, b = 2, h[2] = {3, 4}; float f = 5, g = 6;\n"
+        "(i > 3 ? a : b) = 7; (i > 3 ? h[0] : h[1]) += 1; (i > 3 ? f : g)++;\n"
+        "thread float& k = i > 3 ? f : g; k *= 2;\n"
+        "r = float(a) + 10.0 * b + 100.0 * h[0] + 1000.0 * h[1] + f * 10000 + g * 100000;",
+        np.where(
+            INDEX > 3, 7 + 20 + 400 + 4000 + 120000 + 600000, 1 + 70 + 300 + 5000 + 50000 + 1400000
+        ),
+    ),
+    "a half literal and others": Row(
+        "r = (i > 3 ? 2.5h : 1.0f) + (i > 3 ? 1 : 2.5h);", np.where(INDEX > 3, 3.5, 3.5)
+    ),
     "half and half stay half": Row(
         "half h = 1.0h, g = 0.0004h; auto a = i > 3 ? h : g; r = sizeof(a) + float(a + g) * 0;", 2
     ),

@@ -5,7 +5,17 @@ from __future__ import annotations
 
 from .row import Refusal
 
+_KEPT = (
+    "it would keep its value from one launch to the next; Metal has variables of `constant` "
+    "address space, `constexpr` ones, and local ones"
+)
+
 REFUSALS = {
+    "static variables": Refusal("static int count = 0;", f"`count` is not supported: {_KEPT}"),
+    "variables of the header": Refusal(
+        "inline uint count[4] = {};", f"`count` is not supported: {_KEPT}", line=1, header=True
+    ),
+    "a comment without an end": Refusal("/* and so on", "this comment has no end, `*/`"),
     "double": Refusal(
         "double y = x[0];", "`double` is not supported: Metal has no double; use float"
     ),

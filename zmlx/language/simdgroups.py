@@ -212,3 +212,75 @@ TYPES = {
         stores=True,
     ),
 }
+
+
+def _apart(call: str, header: str, before: str = "") -> Row:
+    """The sum of a lane's number over those that call from the same branch."""
+    return Row(
+        f"int v = int(i);\n{before}\nif (i < 16) {{ r = {call}; }}\nelse {{ r = {call}; }}",
+        np.array([sum(range(16))] * 16 + [sum(range(16, 32))] * 16),
+        header,
+        threads=_LANES,
+        together=True,
+    )
+
+
+_SUM = "inline int sum(int a) { return simd_sum(a); }\n"
+_OBJECT = "struct Sum { int operator()(int a) const thread { return simd_sum(a); } };\n"
+_APPLY = "template <typename F> int apply(F f, int a) { return f(a); }\n"
+
+CALLS = {
+    "of a function": _apart("sum(v)", _SUM),
+    "of an object": _apart("total(v)", _OBJECT, "Sum total;"),
+    "of an object that is handed on": _apart("apply(Sum(), v)", _OBJECT + _APPLY),
+    "of a lambda that is handed on": _apart(
+        "apply(total, v)", _APPLY, "auto total = [](int a) { return simd_sum(a); };"
+    ),
+    "of a function that is handed on": _apart("apply(sum, v)", _SUM + _APPLY),
+    "of a lambda that calls one": _apart(
+        "twice(total, v)",
+        "",
+        "auto total = [](int a) { return simd_sum(a); };\n"
+        "auto twice = [](auto f, int a) { return f(a); };",
+    ),
+    "of a template of any number of arguments": _apart(
+        "all(v, v - i)", "template <typename... A> int all(A... a) { return simd_sum((a + ...)); }"
+    ),
+    "of a constructor": _apart(
+        "Made(v).sum", "struct Made { int sum; Made(int a) {\nsum = simd_sum(a); } };"
+    ),
+    "of a variable's constructor": Row(
+        "int v = int(i);\nif (i < 16) { Made a(v); r = a.sum; } else { Made b{v}; r = b.sum; }",
+        np.array([120] * 16 + [376] * 16),
+        "struct Made { int sum; Made(int a) {\nsum = simd_sum(a); } };",
+        threads=_LANES,
+        together=True,
+    ),
+    "of a specialisation": _apart(
+        "sum<int>(v)",
+        "template <typename T> T sum(T a) { return a; }\n"
+        "template <> int sum<int>(int a) { return simd_sum(a); }",
+    ),
+    "of a method defined behind its class": _apart(
+        "a.sum(v)",
+        "struct A { int sum(int a) const thread; };\n"
+        "inline int A::sum(int a) const thread { return simd_sum(a); }",
+        "A a;",
+    ),
+    "of a function with an overload that is apart": _apart(
+        "sum(v) + sum(0.5f)", "float sum(float);\n" + _SUM + "float sum(float a) { return 0 * a; }"
+    ),
+    "of an overload of Metal's own": _apart(
+        "simd_sum(Two{v, 1}).a",
+        "struct Two { int a, b; };\n"
+        "inline Two simd_sum(Two t) { return Two{simd_sum(t.a), simd_sum(t.b)}; }",
+    ),
+    "in turns of a loop that lanes skip": Row(
+        "Sum total; r = 0;\nfor (uint k = 0; k < 4; ++k) {\n"
+        "if ((i + k) % 2) continue;\nr += total(1) * (k + 1);\n}",
+        np.array([64, 96] * 16),
+        _OBJECT,
+        threads=_LANES,
+        together=True,
+    ),
+}

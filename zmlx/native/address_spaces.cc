@@ -191,7 +191,11 @@ class Canonical {
     for (auto& item : parameters_) {
       size_t end = item.first;
       while (end < item.second && !unit_.tokens[end].is("=")) ++end;
-      key += text(item.first, end) + ",";
+      // Without the name, which a declaration may leave out.
+      size_t name = declared_name(unit_, item);
+      bool named = name != Outline::none;
+      key += named ? text(item.first, name) + text(name + 1, end) : text(item.first, end);
+      key += ",";
     }
     for (size_t i = function_.close + 1; !unit_.tokens[i].is_any({":", "{", ";"}); ++i) {
       if (unit_.tokens[i].is("const")) key += "const";

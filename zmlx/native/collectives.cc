@@ -32,54 +32,186 @@ namespace {
 
 using Names = std::set<std::string>;
 
-bool calls_one_of(const Unit& unit, size_t i, const Names& names) {
-  return unit.tokens[i].kind == Token::word && names.count(unit.tokens[i].text) &&
-         unit.outline.call_at(i) != Outline::none;
+// Stands for all lambdas and objects with an operator(): they are called by the names of variables.
+const char* const objects = "()";
+
+bool is_call_operator(const Unit& unit, const Function& function) {
+  return function.name == "operator" && unit.tokens[function.open - 1].is(")");
 }
 
-bool holds_call(const Unit& unit, size_t begin, size_t end, const Names& names) {
-  for (size_t i = begin; i < end; ++i) {
-    if (calls_one_of(unit, i, names)) return true;
-  }
-  return false;
+bool is_destructor(const Unit& unit, const Function& function) {
+  return !function.lambda && function.open > 1 && unit.tokens[function.open - 2].is("~");
 }
 
-// Collectives and every function that reaches one, by name.
-Names reach(const Unit& unit) {
-  Names names = collectives();
-  for (bool grew = true; grew;) {
-    grew = false;
-    for (auto& function : unit.outline.functions) {
-      bool callable = function.body && !function.name.empty() && function.name != "operator" &&
-                      function.name != unit.signature.name;
-      if (!callable || names.count(function.name)) continue;
-      if (!holds_call(unit, function.body, function.end, names)) continue;
-      grew |= names.insert(function.name).second;
-    }
-  }
-  return names;
-}
-
-bool variadic(const Unit& unit, const Function& function) {
+bool is_variadic(const Unit& unit, const Function& function) {
   for (size_t i = function.open; i < function.close; ++i) {
     if (unit.tokens[i].is("...")) return true;
   }
   return false;
 }
 
-// Adds the parameter that tells a helper which line called it. The default argument stands on the
-// first declaration only.
-void pass_site(Unit& unit, const Names& names) {
+// Where threads meet or may come to, by name; found by scanning the text, so that a name stands for
+// all that have it.
+class Reach {
+ public:
+  explicit Reach(Unit& unit) : unit_(unit), names_(collectives()) {
+    find_variables();
+    for (auto& function : unit.outline.functions) {
+      if (function.lambda) continue;
+      own_.insert(function.name);
+      if (is_variadic(unit, function)) variadic_.insert(function.name);
+    }
+    bool grew = true;
+    while (grew) {
+      grew = false;
+      for (auto& function : unit.outline.functions) grew |= take(function);
+      grew |= take_values();
+    }
+  }
+
+  bool names(const std::string& name) const { return names_.count(name) > 0; }
+  // Their argument that tells who calls comes first, since no other may follow theirs.
+  bool variadic(const std::string& name) const { return names(name) && variadic_.count(name); }
+
+  // Whether a call begins at token i, or a variable whose constructor is one.
+  bool called(size_t i) const {
+    auto& token = unit_.tokens[i];
+    if (token.kind != Token::word) return false;
+    if (unit_.outline.call_at(i) != Outline::none) {
+      if (names(token.text)) return true;
+      bool variable = variables_.count(token.text) && !own_.count(token.text);
+      if (variable && names(objects)) return true;
+    }
+    bool declares = unit_.tokens[i + 1].is_any({";", "(", "{", "=", ",", "["});
+    size_t type = i - 1;
+    if (i > 0 && unit_.tokens[type].is(">") && unit_.outline.partner[type] != Outline::none) {
+      type = unit_.outline.partner[type] - 1;
+    }
+    return i > 0 && declares && names(unit_.tokens[type].text) &&
+           unit_.tokens[type].kind == Token::word;
+  }
+
+  bool called_within(size_t begin, size_t end) const {
+    for (size_t i = begin; i < end; ++i) {
+      if (called(i)) return true;
+    }
+    return false;
+  }
+
+  // Whether the name of a function stands at token i as a value, which something else may call.
+  bool is_value(size_t i) const {
+    auto& tokens = unit_.tokens;
+    bool known = tokens[i].kind == Token::word && free_.count(tokens[i].text);
+    return known && i > 0 && tokens[i - 1].is_any({"(", ",", "=", "{", "return", "?", ":", "&"}) &&
+           tokens[i + 1].is_any({")", ",", ";", "}", ":"});
+  }
+
+ private:
+  // Names that are declared like variables. A type before a bracket is no call of one.
+  void find_variables() {
+    auto& tokens = unit_.tokens;
+    for (size_t i = 1; i + 1 < tokens.size(); ++i) {
+      auto& previous = tokens[i - 1];
+      bool after = (previous.kind == Token::word &&
+                    !previous.is_any({"return", "else", "case", "using", "typename"})) ||
+                   previous.is_any({">", "&", "*"});
+      if (tokens[i].kind == Token::word && after &&
+          tokens[i + 1].is_any({";", "=", ",", ")", "[", "{", "(", ":"})) {
+        variables_.insert(tokens[i].text);
+      }
+    }
+  }
+
+  bool take(const Function& function) {
+    if (!function.body || function.name == unit_.signature.name) return false;
+    if (!called_within(function.body, function.end)) return false;
+    if (function.lambda || is_call_operator(unit_, function)) {
+      bool grew = names_.insert(objects).second;
+      return function.name.empty() || function.name == "operator"
+                 ? grew : names_.insert(function.name).second || grew;
+    }
+    if (is_destructor(unit_, function)) return false;
+    if (function.name == "operator") {
+      unit_.place.refuse(unit_.tokens[function.head].line,
+                         "a simdgroup function or barrier within an operator is not supported: its "
+                         "uses cannot be told apart; call a function by its name");
+    }
+    if (!unit_.outline.in_type(function.head)) free_.insert(function.name);
+    return names_.insert(function.name).second;
+  }
+
+  bool take_values() {
+    if (names(objects)) return false;
+    for (size_t i = 0; i < unit_.tokens.size(); ++i) {
+      if (is_value(i)) return names_.insert(objects).second;
+    }
+    return false;
+  }
+
+  Unit& unit_;
+  Names names_, own_, free_, variables_, variadic_;
+};
+
+const char* const site = "zk_site(__builtin_LINE())";
+
+// Whether the function at hand says what its default arguments are: its first declaration does.
+bool gives_defaults(const Unit& unit, const Function& function, Names* declared) {
+  if (function.lambda) return true;
+  auto& tokens = unit.tokens;
+  bool instance = tokens[function.head].is("template") &&
+                  !(tokens[function.head + 1].is("<") && !tokens[function.head + 2].is(">"));
+  size_t name = function.open - 1;
+  if (tokens[name].is(">") && unit.outline.partner[name] != Outline::none) {
+    name = unit.outline.partner[name] - 1;
+  }
+  bool elsewhere = name > 0 && tokens[name - 1].is("::");
+  return !instance && !elsewhere && declared->insert(parameter_types(unit, function)).second;
+}
+
+// Adds the parameter that tells a helper which line called it.
+void pass_site(Unit& unit, const Reach& reach) {
+  auto& tokens = unit.tokens;
   Names declared;
   for (auto& function : unit.outline.functions) {
-    bool helper = names.count(function.name) && function.open != function.close;
-    if (!helper || variadic(unit, function)) continue;
-    if (function.body && !holds_call(unit, function.body, function.end, names)) continue;
-    bool first = function.lambda || declared.insert(parameter_types(unit, function)).second;
-    unit.tokens[function.close].before +=
-        std::string(function.close > function.open + 1 ? ", " : "") + "zk_site zk_called" +
-        (first ? " = zk_site(__builtin_LINE())" : "");
-    if (function.body) unit.tokens[function.body].after += " zk_scope zk_within(zk_called);";
+    bool object = (function.lambda || is_call_operator(unit, function)) && reach.names(objects) &&
+                  (!function.body || reach.called_within(function.body, function.end));
+    bool helper = object || (!function.name.empty() && reach.names(function.name));
+    bool kernel = function.name == unit.signature.name;
+    bool given = tokens[function.close + 1].is("=");  // by default, or deleted
+    if (!helper || kernel || given || function.open == function.close ||
+        is_destructor(unit, function) || (function.lambda && is_variadic(unit, function))) {
+      continue;
+    }
+    bool empty = function.close == function.open + 1;
+    if (function.body) tokens[function.body].after += " zk_scope zk_within(zk_called);";
+    if (reach.variadic(function.name)) {
+      tokens[function.open].after += std::string("zk_site zk_called") + (empty ? "" : ", ");
+      continue;
+    }
+    bool first = gives_defaults(unit, function, &declared);
+    tokens[function.close].before += std::string(empty ? "" : ", ") + "zk_site zk_called" +
+                                     (first ? std::string(" = ") + site : "");
+  }
+}
+
+// Calls of helpers of any number of arguments, and functions that are handed on.
+void rewrite_calls(Unit& unit, const Reach& reach) {
+  auto& tokens = unit.tokens;
+  std::set<size_t> declarations;
+  for (auto& function : unit.outline.functions) declarations.insert(function.open);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (reach.called(i)) tokens[i].site = true;
+    size_t open = unit.outline.call_at(i);
+    if (open != Outline::none && reach.variadic(tokens[i].text) && !declarations.count(open)) {
+      tokens[open].after += std::string(site) + (tokens[open + 1].is(")") ? "" : ", ");
+    }
+    if (reach.is_value(i)) {
+      tokens[i].site = true;
+      std::string argument = reach.variadic(tokens[i].text) ? std::string(site) + ", " : "";
+      tokens[i].text = "[](auto... zk_a) { return " + tokens[i].text + "(" + argument + "zk_a...); }";
+      bool address = tokens[i - 1].is("&") && tokens[i - 2].kind == Token::mark;
+      if (address) tokens[i - 1].dropped = true;
+    }
   }
 }
 
@@ -123,25 +255,25 @@ bool has_collectives(const Unit& unit) {
     auto& text = unit.tokens[i].text;
     bool matrix = text.compare(0, 10, "simdgroup_") == 0 &&
                   (text == "simdgroup_matrix" || text.find("8x8") != std::string::npos);
-    if (matrix || calls_one_of(unit, i, collectives())) return true;
+    bool call = unit.tokens[i].kind == Token::word && collectives().count(text) &&
+                unit.outline.call_at(i) != Outline::none;
+    if (matrix || call) return true;
   }
   return false;
 }
 
 void mark_collectives(Unit& unit) {
-  Names names = reach(unit);
-  for (size_t i = 0; i < unit.tokens.size(); ++i) {
-    if (calls_one_of(unit, i, names)) unit.tokens[i].site = true;
-  }
-  pass_site(unit, names);
+  Reach reach(unit);
   std::set<size_t> tails;  // the `while` of each `do`
   for (size_t i = 0; i < unit.tokens.size(); ++i) {
     auto& token = unit.tokens[i];
     bool loop = token.is("for") || token.is("do") || (token.is("while") && !tails.count(i));
     if (!loop) continue;
     if (token.is("do")) tails.insert(unit.outline.statement_end(i + 1) + 1);
-    if (holds_call(unit, i, unit.outline.statement_end(i), names)) count_turns(unit, i);
+    if (reach.called_within(i, unit.outline.statement_end(i))) count_turns(unit, i);
   }
+  pass_site(unit, reach);
+  rewrite_calls(unit, reach);
 }
 
 }  // namespace zmlx

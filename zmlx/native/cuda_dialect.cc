@@ -180,7 +180,7 @@ Rewritten cuda_text(
   bool collective = has_collectives(unit) || has_threadgroup_memory(unit);
   unit.mode = Mode::cooperative;
   refuse_unsupported(unit);
-  refuse_recursion(unit);
+  refuse_mutable_globals(unit);
   mark_flow(unit);
   merge_overloads(unit);
   merge_specialisations(unit);

@@ -32,6 +32,7 @@ bool parse(const std::string& line, Message* message) {
       {": error: ", Message::error},
       {": fatal error: ", Message::error},
       {":   required from", Message::context},
+      {":   in 'constexpr' expansion of", Message::context},
       {": note: in instantiation of", Message::context},
       {": note: ", Message::note},
   };

@@ -1,5 +1,7 @@
 // Members of structs where Metal has them. Vectors are aligned to 8 bytes at most (vectors.h), and
 // so would be a struct with some of them, which a kernel may read from memory that others wrote.
+#include <algorithm>
+
 #include "passes.h"
 
 namespace zmlx {
@@ -42,11 +44,35 @@ std::set<std::string> wide_names(const Tokens& tokens) {
   return names;
 }
 
+// What templates call their types, of which any may be wide.
+std::set<std::string> type_parameters(const Tokens& tokens) {
+  std::set<std::string> names;
+  for (size_t i = 1; i + 1 < tokens.size(); ++i) {
+    bool parameter = tokens[i].is_any({"class", "typename"}) && tokens[i - 1].is_any({"<", ","});
+    if (parameter) names.insert(tokens[i + 1].text);
+  }
+  return names;
+}
+
+// Metal's answer, where C++ has that of the vectors here.
+void ask_members_alignment(Unit& unit) {
+  for (size_t i = 0; i < unit.tokens.size(); ++i) {
+    auto& token = unit.tokens[i];
+    if (!token.is("alignof") || !unit.tokens[i + 1].is("(")) continue;
+    token.text = "size_t(zk_member_alignment<";
+    unit.tokens[i + 1].dropped = true;
+    unit.tokens[unit.outline.partner[i + 1]].text = ">)";
+  }
+}
+
 }  // namespace
 
 bool align_members(Unit& unit) {
   Tokens& tokens = unit.tokens;
-  std::set<std::string> names = wide_names(tokens);
+  ask_members_alignment(unit);
+  std::set<std::string> names = wide_names(tokens), parameters = type_parameters(tokens);
+  bool any_wide = std::any_of(tokens.begin(), tokens.end(),
+                              [](const Token& token) { return is_wide(token.text); });
   bool aligned = false;
   for (size_t i = 2; i + 1 < tokens.size(); ++i) {
     if (tokens[i].kind != Token::word || !unit.outline.in_type(i)) continue;
@@ -58,8 +84,9 @@ bool align_members(Unit& unit) {
     while (name < end && !tokens[name + 1].is_any({";", ",", "[", "=", "{", ":", "("})) {
       size_t last = unit.outline.angle_end(name + 1);
       if (last == Outline::none) last = name;
-      wide |= is_wide(tokens[name].text) || names.count(tokens[name].text);
       for (size_t k = name; k <= last; ++k) {
+        wide |= is_wide(tokens[k].text) || names.count(tokens[k].text) ||
+                (any_wide && parameters.count(tokens[k].text));
         variable &= !no_variable(tokens[k]);
         if (!tokens[k].dropped) type += tokens[k].text + " ";
       }

@@ -1,6 +1,7 @@
 #include "passes.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstring>
 #include <map>
 #include <set>
@@ -113,12 +114,13 @@ void refuse_unsupported(const Unit& unit) {
 }
 
 // Metal has no stack to recurse on. Overloads and templates may name themselves and mean another
-// function, so only names with a single definition count.
-void refuse_recursion(const Unit& unit) {
+// function, so only names with a single definition count, which the library has none of.
+void refuse_recursion(const Unit& unit, const std::set<std::string>& library) {
   std::map<std::string, const Function*> single;
   for (auto& function : unit.outline.functions) {
     if (!function.body || function.name.empty() || function.name == "operator") continue;
-    bool other = unit.outline.templates.count(function.name) || single.count(function.name);
+    bool other = unit.outline.templates.count(function.name) || single.count(function.name) ||
+                 library.count(function.name);
     single[function.name] = other ? nullptr : &function;
   }
   std::map<std::string, std::set<std::string>> calls;
@@ -250,6 +252,68 @@ void rename_keywords(Unit& unit) {
 
 namespace {
 
+bool declares_something_else(const Token& token) {
+  return token.is_any({"constant", "constexpr", "const", "using", "typedef", "template", "struct",
+                       "class", "union", "enum", "namespace", "extern", "friend", "operator",
+                       "static_assert", "_Pragma", "return", "threadgroup"});
+}
+
+}  // namespace
+
+// A variable that outlives a launch would keep what the last one left; Metal has constants only.
+void refuse_mutable_globals(const Unit& unit) {
+  auto& tokens = unit.tokens;
+  auto& outline = unit.outline;
+  // Reads a declaration up to its name; whether it may be one of a variable that changes.
+  auto changes = [&](size_t head, size_t* name, size_t* end) {
+    int words = 0;
+    bool otherwise = false;
+    size_t i = head;
+    while (i < tokens.size() && !tokens[i].is_any({";", "{", "}", "=", "("})) {
+      size_t list = tokens[i].is("[") ? outline.partner[i] : outline.angle_end(i);
+      if (list != Outline::none) {
+        i = list + 1;
+        continue;
+      }
+      otherwise |= declares_something_else(tokens[i]);
+      if (tokens[i].kind == Token::word) ++words, *name = i;
+      ++i;
+    }
+    *end = i;
+    return words > 1 && !otherwise && i < tokens.size() && tokens[i].is_any({";", "{", "="});
+  };
+  auto refuse = [&](size_t name) {
+    unit.place.refuse(tokens[name].line,
+                      "`" + tokens[name].text + "` is not supported: it would keep its value from "
+                      "one launch to the next; Metal has variables of `constant` address space, "
+                      "`constexpr` ones, and local ones");
+  };
+  size_t name = 0, end = 0;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    bool local = tokens[i].is("static") && outline.function_at(i) && !outline.in_type(i);
+    if (local && changes(outline.statement_begin(i), &name, &end)) refuse(name);
+  }
+  for (size_t head = 0; head < tokens.size();) {
+    if (changes(head, &name, &end)) refuse(name);
+    if (end >= tokens.size()) break;
+    bool encloses = tokens[end].is("{") && tokens[head].is_any({"namespace", "extern", "inline"});
+    if (encloses || tokens[end].is_any({"}", ";"})) {
+      head = end + 1;
+      continue;
+    }
+    bool function = tokens[end].is("(");
+    while (end < tokens.size() && !tokens[end].is(";")) {
+      bool body = function && tokens[end].is("{");
+      if (tokens[end].is_any({"(", "[", "{"})) end = outline.partner[end];
+      if (body) break;
+      ++end;
+    }
+    head = end + 1;
+  }
+}
+
+namespace {
+
 bool assigns(const Token& token) {
   return token.is_any({"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="});
 }
@@ -362,13 +426,47 @@ size_t arm_end(const Unit& unit, size_t i, bool second) {
   return Outline::none;
 }
 
-bool names_narrow_types(const Tokens& tokens) {
-  static const char* const types[] = {"half",   "half2",   "half3",   "half4",     "float16_t",
-                                      "bfloat", "bfloat2", "bfloat3", "bfloat4",   "bfloat16_t"};
-  return std::any_of(tokens.begin(), tokens.end(), [](const Token& token) {
-    return std::any_of(std::begin(types), std::end(types),
-                       [&](const char* type) { return token.is(type); });
-  });
+// half, half4, packed_half2, simdgroup_bfloat8x8, bfloat16_t, and 1.0h, which is half(1.0f) by now.
+bool names_narrow_type(const Token& token) {
+  if (token.is("float16_t")) return true;
+  for (std::string name : {"half", "bfloat"}) {
+    size_t at = token.text.find(name), end = at + name.size();
+    if (at == std::string::npos || (at > 0 && token.text[at - 1] != '_')) continue;
+    char next = end < token.text.size() ? token.text[end] : '(';
+    if (next == '(' || std::isdigit((unsigned char)next)) return true;
+  }
+  return false;
+}
+
+// Whether the conditional from `begin` to `last` is what `(c ? a : b) = x`, `++(c ? a : b)`,
+// `&(c ? a : b)` or `T& r = c ? a : b` store to. Others are values, which vectorise.
+bool names_a_place(const Unit& unit, size_t begin, size_t last) {
+  auto& tokens = unit.tokens;
+  bool bound = begin > 2 && tokens[begin - 1].is("=") && tokens[begin - 3].is("&");
+  bool group = begin > 1 && tokens[begin - 1].is("(") && unit.outline.partner[begin - 1] == last + 1;
+  if (!group) return bound;
+  auto &before = tokens[begin - 2], &after = tokens[last + 2];
+  return assigns(after) || steps(after) || after.is_any({".", "["}) || steps(before) ||
+         before.is("&");
+}
+
+// The text of an expression that names something which may be stored to, or nothing.
+std::string lvalue_text(const Unit& unit, size_t begin, size_t end) {
+  auto& tokens = unit.tokens;
+  std::string text;
+  for (size_t i = begin; i < end; ++i) {
+    auto& token = tokens[i];
+    bool name = token.kind == Token::word &&
+                !token.is_any({"true", "false", "this", "sizeof", "alignof"});
+    bool mark = token.is_any({".", "->", "::"}) || (token.is("*") && i == begin);
+    size_t last = token.is("[") ? unit.outline.partner[i] : i;
+    if (token.dropped || last == Outline::none || !(name || mark || token.is("["))) return {};
+    for (size_t k = i; k <= last; ++k) {
+      if (!tokens[k].dropped) text += tokens[k].text + " ";
+    }
+    i = last;
+  }
+  return text;
 }
 
 }  // namespace
@@ -378,7 +476,7 @@ bool names_narrow_types(const Tokens& tokens) {
 // Metal's arithmetic conversions do, and zk_value takes the result out again.
 void balance_conditionals(Unit& unit) {
   auto& tokens = unit.tokens;
-  if (!names_narrow_types(tokens)) return;
+  if (std::none_of(tokens.begin(), tokens.end(), names_narrow_type)) return;
   for (size_t i = 0; i < tokens.size(); ++i) {
     size_t list = unit.outline.angle_end(i);
     if (list != Outline::none) {  // integers, no arithmetic
@@ -390,10 +488,13 @@ void balance_conditionals(Unit& unit) {
     if (colon == Outline::none) continue;
     size_t last = arm_end(unit, colon, true);
     if (last == Outline::none) continue;
-    tokens[condition_begin(unit, i)].before += "zk_value(";
-    tokens[i].after += " zk_arm(";
+    size_t begin = condition_begin(unit, i);
+    tokens[begin].before += "zk_value(";
+    std::string yes = lvalue_text(unit, i + 1, colon), no = lvalue_text(unit, colon + 1, last + 1);
+    bool place = names_a_place(unit, begin, last) && !yes.empty() && !no.empty();
+    tokens[i].after += place ? " zk_arm_beside<decltype((" + no + "))>(" : " zk_arm(";
     tokens[colon].before += ")";
-    tokens[colon].after += " zk_arm(";
+    tokens[colon].after += place ? " zk_arm_beside<decltype((" + yes + "))>(" : " zk_arm(";
     tokens[last].after += "))";
   }
 }

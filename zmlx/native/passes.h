@@ -41,7 +41,8 @@ struct Unit {
 
 // passes.cc
 void refuse_unsupported(const Unit&);
-void refuse_recursion(const Unit&);
+void refuse_mutable_globals(const Unit&);
+void refuse_recursion(const Unit&, const std::set<std::string>& library);
 void drop_attributes(Unit&);
 void drop_hints(Unit&);
 void free_specialised_operators(Unit&);

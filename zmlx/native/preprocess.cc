@@ -139,6 +139,10 @@ class Preprocessor {
   }
 
   Tokens run(const Tokens& tokens) {
+    for (auto& token : tokens) {
+      bool open = token.kind == Token::mark && token.text.compare(0, 2, "/*") == 0;
+      if (open) place_.refuse(token.line, "this comment has no end, `*/`");
+    }
     for (size_t i = 0; i < tokens.size();) {
       size_t end = i + 1;
       while (end < tokens.size() && !tokens[end].first) ++end;

@@ -28,6 +28,7 @@ struct Section {
 struct Prelude {
   std::vector<Section> sections;  // by name
   Tokens defines;
+  std::set<std::string> library;  // names of functions
 };
 
 std::vector<std::string> words(const std::string& text) {
@@ -80,6 +81,25 @@ void read_folder(const std::string& directory, Prelude* prelude, std::string* de
   }
 }
 
+// What stands between a type and a bracket, or in the brackets of a macro that declares functions.
+std::set<std::string> library_names(const Prelude& prelude) {
+  std::set<std::string> names = collectives();
+  for (auto& section : prelude.sections) {
+    Tokens tokens = tokenize(section.text);
+    bool directive = false;  // which names parameters
+    for (size_t i = 1; i + 1 < tokens.size(); ++i) {
+      directive = tokens[i].first ? tokens[i].is("#") : directive;
+      if (directive) continue;
+      auto& previous = tokens[i - 1];
+      bool typed = previous.kind == Token::word && !previous.is("return") && tokens[i + 1].is("(");
+      bool listed = previous.is("(") && i > 1 && tokens[i - 2].text.compare(0, 3, "ZK_") == 0 &&
+                    tokens[i + 1].is_any({")", ","});
+      if (tokens[i].kind == Token::word && (typed || listed)) names.insert(tokens[i].text);
+    }
+  }
+  return names;
+}
+
 // The sections of all dialects; one of CUDA's own replaces the one of the same name.
 const Prelude& prelude_in(const std::string& directory, Dialect dialect) {
   static std::mutex mutex;
@@ -90,7 +110,10 @@ const Prelude& prelude_in(const std::string& directory, Dialect dialect) {
     std::string defines;
     if (dialect == Dialect::cuda) read_folder(directory + "/cuda", &found->second, &defines);
     read_folder(directory, &found->second, &defines);
+    // Metal is a dialect of C++14 in clang.
+    defines += "#define __cplusplus 201402L\n#define __clang__ 1\n";
     found->second.defines = tokenize(defines);
+    found->second.library = library_names(found->second);
   }
   return found->second;
 }
@@ -216,6 +239,7 @@ Rewritten rewrite(const std::string& metal_text, const RewriteOptions& options) 
   const Prelude& prelude = prelude_in(options.prelude_dir, options.dialect);
   if (options.dialect == Dialect::cuda) {
     Unit unit = read_unit(keep_pragmas(metal_text), prelude, options);
+    refuse_recursion(unit, prelude.library);
     return cuda_text(unit, [&](auto& names) { return Selection(prelude, names, {}).text(); });
   }
   Unit unit = read_unit(metal_text, prelude, options);
@@ -226,7 +250,8 @@ Rewritten rewrite(const std::string& metal_text, const RewriteOptions& options) 
                                  : Mode::threads;
 
   refuse_unsupported(unit);
-  refuse_recursion(unit);
+  refuse_mutable_globals(unit);
+  refuse_recursion(unit, prelude.library);
   merge_overloads(unit);
   merge_specialisations(unit);
   drop_attributes(unit);

@@ -65,8 +65,8 @@ class Lexer {
         ++at_;
         ++column_;
       } else if (c == '/' && peek(1) == '/') {
-        while (at_ < text_.size() && peek() != '\n') ++at_;
-      } else if (c == '/' && peek(1) == '*') {
+        skip_line_comment();
+      } else if (c == '/' && peek(1) == '*' && text_.find("*/", at_ + 2) != std::string::npos) {
         skip_block_comment();
       } else {
         return true;
@@ -75,9 +75,18 @@ class Lexer {
     return false;
   }
 
+  // Lines are spliced before comments are seen: one that ends in a backslash goes on.
+  void skip_line_comment() {
+    for (; at_ < text_.size() && peek() != '\n'; ++at_) {
+      bool spliced = peek() == '\\' && (peek(1) == '\n' || (peek(1) == '\r' && peek(2) == '\n'));
+      if (!spliced) continue;
+      at_ += peek(1) == '\n' ? 1 : 2;
+      ++line_;
+    }
+  }
+
   void skip_block_comment() {
-    size_t end = text_.find("*/", at_ + 2);
-    end = end == std::string::npos ? text_.size() : end + 2;
+    size_t end = text_.find("*/", at_ + 2) + 2;
     for (; at_ < end; ++at_) line_ += text_[at_] == '\n';
     ++column_;
   }
@@ -95,6 +104,10 @@ class Lexer {
     if (c == '"' || c == '\'') {
       lex_quoted(c);
       return Token::literal;
+    }
+    if (c == '/' && peek(1) == '*') {  // not closed: the rest of the text, for a pass to refuse
+      at_ = text_.size();
+      return Token::mark;
     }
     for (auto mark : marks) {
       if (text_.compare(at_, mark.size(), mark) == 0) {

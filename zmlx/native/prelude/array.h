@@ -1,4 +1,4 @@
-// section array; needs base; tokens array
+// section array; needs base member_alignment; tokens array
 // metal::array.
 
 namespace metal {
@@ -22,5 +22,7 @@ struct array {
     for (size_t i = 0; i < N; ++i) zk_elements[i] = value;
   }
 };
+template <class T, size_t N>
+inline constexpr unsigned zk_member_alignment<array<T, N>> = zk_member_alignment<T>;
 
 }  // namespace metal

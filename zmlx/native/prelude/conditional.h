@@ -1,4 +1,4 @@
-// section conditional; needs numbers; tokens zk_arm
+// section conditional; needs numbers; tokens zk_arm zk_arm_beside
 // The arms of `c ? a : b`. half and float convert both ways, which makes a conditional between them
 // ambiguous in C++; between a half and an int C++ would choose int. Both arms of a conditional are
 // wrapped in zk_armed, which converts one way only: to the type that Metal's arithmetic would have.
@@ -51,6 +51,16 @@ constexpr METAL_FUNC T zk_arm(T&& x)
   requires(zk_rank<typename zk_plain<T>::type> < 0)
 {
   return static_cast<T&&>(x);
+}
+
+// Beside another lvalue of the same type, as C++ has it.
+template <class Other, class T>
+constexpr METAL_FUNC decltype(auto) zk_arm_beside(T&& x) {
+  if constexpr (__is_same(Other, T&&)) {
+    return static_cast<T&&>(x);
+  } else {
+    return zk_arm(static_cast<T&&>(x));
+  }
 }
 
 template <class T>

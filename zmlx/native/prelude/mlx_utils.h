@@ -1,4 +1,4 @@
-// section mlx_utils; needs base; after numbers; tokens float16_t bfloat16_t bfloat16_to_uint16 uint16_to_bfloat16 ceildiv ConditionalType cast_to WorkPerThread MLX_MTL_PRAGMA_UNROLL MAX_REDUCE_SPECIALIZED_DIMS REDUCE_N_READS REDUCE_N_WRITES SOFTMAX_N_READS RMS_N_READS RMS_LOOPED_LIMIT CROSS_ENTROPY_N_READS os_log
+// section mlx_utils; needs base; after numbers; tokens float16_t bfloat16_t bfloat16_to_uint16 uint16_to_bfloat16 ceildiv ConditionalType cast_to WorkPerThread MLX_MTL_PRAGMA_UNROLL MAX_REDUCE_SPECIALIZED_DIMS REDUCE_N_READS REDUCE_N_WRITES SOFTMAX_N_READS RMS_N_READS RMS_LOOPED_LIMIT CROSS_ENTROPY_N_READS os_log os_log_default
 // The small names that MLX puts in front of every custom kernel, outside namespace metal.
 
 #ifdef ZK_NUMBERS
@@ -56,11 +56,16 @@ METAL_FUNC bool cast_to<bool, bfloat16_t>(bfloat16_t val) {
 }
 #endif
 
-namespace mlx {
 // Logging does nothing, as on devices without it.
+namespace metal {
 struct os_log {
   constexpr os_log(const char*, const char*) {}
-  template <typename... Args>
-  void log_debug(const char*, Args...) const {}
+#define ZK_LOG(name) template <typename... A> METAL_FUNC void name(const char*, A...) const {}
+  ZK_LOG(log) ZK_LOG(log_debug) ZK_LOG(log_info) ZK_LOG(log_error) ZK_LOG(log_fault)
+#undef ZK_LOG
 };
+inline constexpr os_log os_log_default("", "");
+}  // namespace metal
+namespace mlx {
+using metal::os_log;
 }  // namespace mlx

@@ -1,4 +1,4 @@
-// section vectors; needs base; after numbers; tokens zk_member_alignment vec packed_vec bool2 bool3 bool4 char2 char3 char4 uchar2 uchar3 uchar4 short2 short3 short4 ushort2 ushort3 ushort4 int2 int3 int4 uint2 uint3 uint4 long2 long3 long4 ulong2 ulong3 ulong4 float2 float3 float4 half2 half3 half4 bfloat2 bfloat3 bfloat4 packed_char2 packed_char3 packed_char4 packed_uchar2 packed_uchar3 packed_uchar4 packed_short2 packed_short3 packed_short4 packed_ushort2 packed_ushort3 packed_ushort4 packed_int2 packed_int3 packed_int4 packed_uint2 packed_uint3 packed_uint4 packed_long2 packed_long3 packed_long4 packed_float2 packed_float3 packed_float4 packed_half2 packed_half3 packed_half4 packed_bfloat2 packed_bfloat3 packed_bfloat4
+// section vectors; needs base member_alignment; after numbers; tokens vec packed_vec bool2 bool3 bool4 char2 char3 char4 uchar2 uchar3 uchar4 short2 short3 short4 ushort2 ushort3 ushort4 int2 int3 int4 uint2 uint3 uint4 long2 long3 long4 ulong2 ulong3 ulong4 float2 float3 float4 half2 half3 half4 bfloat2 bfloat3 bfloat4 packed_char2 packed_char3 packed_char4 packed_uchar2 packed_uchar3 packed_uchar4 packed_short2 packed_short3 packed_short4 packed_ushort2 packed_ushort3 packed_ushort4 packed_int2 packed_int3 packed_int4 packed_uint2 packed_uint3 packed_uint4 packed_long2 packed_long3 packed_long4 packed_float2 packed_float3 packed_float4 packed_half2 packed_half3 packed_half4 packed_bfloat2 packed_bfloat3 packed_bfloat4
 // Metal's vectors: classes, because no C++ compiler's own vectors have both swizzles and
 // constructors. Sizes are those of Metal (three components are stored as four).
 
@@ -141,11 +141,6 @@ struct zk_reference {
 #ifndef ZK_MOST_ALIGNED
 #define ZK_MOST_ALIGNED 8
 #endif
-// Where Metal places a member of type T: see member_alignment.cc.
-template <class T>
-inline constexpr unsigned zk_member_alignment = alignof(T);
-template <class T>
-inline constexpr unsigned zk_member_alignment<const T> = zk_member_alignment<T>;
 template <class T, int N>
 inline constexpr unsigned zk_member_alignment<vec<T, N>> = (N == 2 ? 2 : 4) * sizeof(T);
 constexpr METAL_FUNC int zk_alignment(int natural) {

@@ -1,0 +1,11 @@
+// section member_alignment; needs base; tokens zk_member_alignment
+// Where Metal places a member of type T: see member_alignment.cc.
+
+namespace metal {
+
+template <class T>
+inline constexpr unsigned zk_member_alignment = alignof(T);
+template <class T>
+inline constexpr unsigned zk_member_alignment<const T> = zk_member_alignment<T>;
+
+}  // namespace metal
