@@ -158,6 +158,19 @@ def test_a_gradient_that_is_not_asked_for_is_not_computed():
     assert peak((0,)) < peak((0, 1)) - weight.nbytes / 2
 
 
+@pytest.mark.parametrize("mapped", ["targets", "weight"])
+def test_several_blocks_of_one_hidden_array(mapped):
+    hidden, weight, targets, _, _ = problem(10, 12, 5, 23)
+    values = {"hidden": hidden, "weight": weight, "targets": targets}
+    batch = mx.stack([values[mapped], values[mapped][::-1]])
+
+    def loss(x):
+        return linear_cross_entropy(**(values | {mapped: x}), chunk=4)
+
+    got = mx.vmap(loss)(batch)
+    np.testing.assert_allclose(np.array(got), np.array([loss(x).item() for x in batch]), rtol=1e-5)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_transforms_of_several_blocks(reduction):
     hidden, weight, targets, _, _ = problem(10, 12, 5, 23)

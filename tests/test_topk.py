@@ -91,6 +91,15 @@ def test_any_axis(axis):
     )
 
 
+def test_a_tangent_that_is_mapped():
+    x = mx.random.normal((4, 5), key=mx.random.key(1))
+
+    def tangent(x):
+        return mx.jvp(lambda x: topk(x, 2)[0], [x], [2 * x])[1][0]
+
+    assert mx.array_equal(mx.vmap(tangent)(x), 2 * topk(x, 2)[0])
+
+
 def test_the_gradient_goes_to_the_elements_that_were_taken():
     x = mx.array([[3.0, 1.0, 3.0, 2.0]])
     dx = mx.grad(lambda x: (topk(x, 3)[0] * mx.array([1.0, 10.0, 100.0])).sum())(x)

@@ -101,7 +101,8 @@ def _reduce(r: Reduce, element: mx.array, values: dict[str, mx.array]) -> None:
         values[r.name] = total.astype(_TYPES[r.type])
         return
     lowest = mx.array(mx.finfo(mx.float32).min, dtype=mx.float32)
-    peak = mx.maximum(lowest, mx.max(element, axis=-1, keepdims=True))
+    # What it adds to a gradient is 0 but for rounding, all of it at the largest element.
+    peak = mx.stop_gradient(mx.maximum(lowest, mx.max(element, axis=-1, keepdims=True)))
     away = mx.where(mx.logical_and(mx.isinf(peak), element == peak), 0.0, element - peak)
     values[r.name], values[r.peak] = mx.exp(away).sum(axis=-1, keepdims=True), peak
 

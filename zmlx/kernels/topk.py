@@ -377,8 +377,8 @@ def _traced(x: mx.array, k: int) -> tuple[mx.array, mx.array]:
 
     @run.jvp
     def _(primals: Any, tangents: Any) -> Any:
-        _, at = _traced(one(primals), k)
-        at = mx.stop_gradient(at)
+        # Plain, since another transform may take this, which MLX's rule does not tell it about.
+        at = mx.stop_gradient(_plain(one(primals), k)[1])
         return mx.take_along_axis(one(tangents), at, axis=-1), mx.zeros_like(at)
 
     @run.vmap

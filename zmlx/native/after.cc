@@ -44,14 +44,31 @@ class After final : public mx::Primitive {
 
   std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
                                                            const std::vector<int>& axes) override {
-    auto middle = inputs.begin() + kept_;
-    return {after({inputs.begin(), middle}, {middle, inputs.end()}),
-            {axes.begin(), axes.begin() + kept_}};
+    std::vector<mx::array> kept, others(inputs.begin() + kept_, inputs.end());
+    std::vector<int> kept_axes;
+    for (size_t i = 0; i < kept_; ++i) {
+      // All results are mapped: MLX asks the next node of what is not, too, and some (Matmul) then
+      // take their first axis for the mapped one.
+      kept.push_back(axes[i] < 0 ? repeated(inputs[i], inputs, axes) : inputs[i]);
+      kept_axes.push_back(std::max(axes[i], 0));
+    }
+    return {after(kept, others), kept_axes};
   }
 
   const char* name() const override { return "After"; }
 
  private:
+  static mx::array repeated(const mx::array& x, const std::vector<mx::array>& inputs,
+                            const std::vector<int>& axes) {
+    mx::Shape shape = x.shape();
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (axes[i] < 0) continue;
+      shape.insert(shape.begin(), inputs[i].shape(axes[i]));
+      return mx::broadcast_to(x, std::move(shape));
+    }
+    return x;
+  }
+
   size_t kept_;
 };
 
