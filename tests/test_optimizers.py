@@ -84,6 +84,15 @@ def run(optimizer, parameters, gradients):
     return parameters
 
 
+def test_every_other_name_is_mlx_s_own():
+    for name in ("cosine_decay", "join_schedules", "MultiOptimizer", "clip_grad_norm", "Adafactor"):
+        assert getattr(optimizers, name) is getattr(mlx_optimizers, name)
+        assert name in dir(optimizers)
+    assert optimizers.AdamW is not mlx_optimizers.AdamW
+    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
+        optimizers.nothing_of_the_kind  # noqa: B018
+
+
 @EVERY
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
 def test_trajectory_of_100_steps_is_that_of_mlx(name, options, dtype):

@@ -4,17 +4,31 @@ AdamW Adam Lion SGD    drop-in for those of `mlx.optimizers`, with the same stat
 clip_by_global_norm    gradients scaled so that their joint norm has a bound
 global_norm            that norm
 
+Every other name is `mlx.optimizers`' own: schedules, MultiOptimizer, clip_grad_norm, Adafactor …
+
     >>> optimizer = zmlx.optimizers.AdamW(1e-3, moment_dtype=mx.float32, max_norm=1.0)
     >>> loss, gradients = nn.value_and_grad(model, loss_of)(batch)
     >>> optimizer.update(model, gradients)
 """
 
+from typing import Any
+
 from ..backend import require_mlx
 
 require_mlx()
+
+import mlx.optimizers as _mlx
 
 from .clip import clip_by_global_norm, global_norm
 from .fused import Fused
 from .optimizers import SGD, Adam, AdamW, Lion
 
 __all__ = ["SGD", "Adam", "AdamW", "Fused", "Lion", "clip_by_global_norm", "global_norm"]
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_mlx, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *dir(_mlx)})
