@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import runpy
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -255,6 +257,34 @@ def smooth_loop(x, y, n: int):
     return s, v * y
 
 
+@jit
+def macros(x, __LINE__, ZMLX_STEP_LOOP, n: int):
+    NAN = __LINE__ + x
+    INT_MAX = wchar_t = _N = zmlx_int_power = NAN * ZMLX_STEP_LOOP
+    for __ in range(3):
+        INT_MAX = INT_MAX * 0.5 + __ + n**2
+    return INT_MAX + wchar_t - _N * zmlx_int_power
+
+
+@jit
+def far_ranges(x, n: int):
+    count = 0
+    for i in range(0, 2147483647, 1073741824):
+        count += i >= 0
+    for j in range(2147483640, 2147483647, 3):
+        if j % 2:
+            continue
+        count += 10
+    for k in range(-2147483640, -2147483648, -3):
+        count += 100 * (k < 0)
+    last = n
+    for last in range(2147483646 - 3 * n * n, 2147483647, 5):
+        count += 1000 * (last > 0)
+    for last in range(n - 2147483640, -2147483648, -1000000000):
+        count += 10000 * (last < 0)
+    return count, i, j, k, last, x
+
+
 def early_exit(x, y):
     while x < 10.0 and y > 0:
         x = x * 2 + 1
@@ -263,6 +293,15 @@ def early_exit(x, y):
 
 
 early_exit = jit(bound=100)(early_exit)
+
+
+def function_from_text(text, folder):
+    """The last function that `text`, which becomes a file, defines; compiled functions need one."""
+    path = folder / f"f{hashlib.sha256(text.encode()).hexdigest()[:12]}.py"
+    path.write_text(text)
+    scope = runpy.run_path(str(path))
+    return [f for f in scope.values() if hasattr(f, "__code__")][-1]
+
 
 JITTED = [f for f in list(globals().values()) if isinstance(f, JitFunction)]
 #: Those that plain Python can run.

@@ -16,6 +16,7 @@ from jit_functions import (
     TABLE_SIZE,
     bounded_while,
     early_return,
+    function_from_text,
     inner,
     integers,
     kinks,
@@ -23,6 +24,7 @@ from jit_functions import (
     newton,
     operations_of_mlx,
     range_at_run_time,
+    range_with_steps,
     remainders,
     smooth_loop,
     square_plus,
@@ -266,6 +268,72 @@ def test_a_while_that_meets_its_bound_gives_nan(run):
     assert math.isnan(x[1].item())
     assert n.tolist() == [2, -(2**31)]
     assert flag.tolist() == [True, False]
+
+
+_INT_ENDS = [
+    (0, 2**31 - 1, 10**9), (2**31 - 8, 2**31 - 1, 3), (8 - 2**31, -(2**31), -3),
+    (2**31 - 1, -(2**31), -(2**31)), (-(2**31), 2**31 - 1, 2**31 - 1), (0, 10, 3), (10, 0, 3),
+    (0, 10, -3), (10, -2, -4), (3, 3, 1), (2**31 - 3, 2**31 - 1, 1), (3 - 2**31, -(2**31), -1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["kernel", "reference"])
+def test_a_range_ends_where_the_ints_end(target):
+    @jit
+    def rounds(start: int, stop: int, step: int):
+        count = 0
+        last = -7
+        for last in range(start, stop, step):  # noqa: B007
+            count += 1
+        return count, last
+
+    columns = [mx.array(list(c), dtype=mx.int32) for c in zip(*_INT_ENDS, strict=True)]
+    found = (rounds if target == "kernel" else rounds.trace_reference)(*columns)
+    want = [rounds.function(*row) for row in _INT_ENDS]
+    assert list(zip(*(a.tolist() for a in found), strict=True)) == want
+
+
+def test_an_ordinary_range_has_a_plain_counter():
+    # So that a compiler unrolls and vectorises it.
+    assert "for (int round0 = 0; round0 < bound1; round0 += 1)" in newton.header
+    assert "uint" not in range_with_steps.header
+
+
+def long_sum(count, of):
+    return f"def f(x, n: int):\n    return x + ({' + '.join([of] * count)})\n"
+
+
+def long_chain(count):
+    arms = (f"    elif x < {i}:\n        y = {i} * x\n" for i in range(1, count))
+    return "".join(
+        [
+            "def f(x):\n    if x < 0:\n        y = -x\n",
+            *arms,
+            "    else:\n        y = 3\n    return y\n",
+        ]
+    )
+
+
+@pytest.mark.parametrize("of", ["x", "n"])
+def test_a_sum_may_be_long(of, tmp_path):
+    f = jit(function_from_text(long_sum(500, of), tmp_path))
+    x, n = mx.array([0.5, -2.0]), mx.array([3, -1])
+    want = [f.function(*row) for row in zip(x.tolist(), n.tolist(), strict=True)]
+    assert f(x, n).tolist() == want
+    assert f.trace_reference(x, n)[0].tolist() == want
+    slope = 501 if of == "x" else 1
+    assert mx.grad(lambda x: f(x, n).sum())(x).tolist() == [slope, slope]
+
+
+def test_a_chain_of_elif_may_be_long_and_is_flat(tmp_path):
+    f = jit(function_from_text(long_chain(500), tmp_path))
+    x = mx.array([-1.0, 2.5, 498.5, 600.0])
+    want = [f.function(v) for v in x.tolist()]
+    assert f(x).tolist() == want
+    assert f.trace_reference(x)[0].tolist() == want
+    assert mx.grad(lambda x: f(x).sum())(x).tolist() == [-1, 3, 499, 0]
+    # Metal's compiler takes 256 braces in each other.
+    assert not re.search("^ {12}", f.header, re.MULTILINE)
 
 
 def test_types_can_be_given_for_the_inputs():

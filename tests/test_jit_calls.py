@@ -55,6 +55,19 @@ def test_a_plain_number_leaves_half_precision(dtype):
     assert only_by_name(0.3, 2.0, z=mx.array([3])).dtype == mx.float32
 
 
+def test_names_that_metal_lacks_are_python_s_in_errors_and_calls():
+    @jit
+    def f(half, __LINE__):
+        return half * __LINE__
+
+    assert list(f.inputs) == ["half_", "v__LINE__"]
+    assert mx.array_equal(f(X, __LINE__=2.0), 2 * X)
+    with pytest.raises(ValueError, match=r"\[f\] '__LINE__' must have dtype .* but got int32"):
+        f(X, mx.array([1, 2, 3]))
+    with pytest.raises(TypeError, match=r"\(half, __LINE__\)"):
+        f(X)
+
+
 def test_constants_from_outside_may_be_numpys():
     assert mx.array_equal(constants(X), X * 1.5 + 2)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 
 import mlx.core as mx
 import pytest
-from jit_functions import inner
+from jit_functions import function_from_text, inner
 
-from zmlx.jit_compiler import compile_function
+from zmlx.jit_compiler import compile_function, jit
 
 
 def _global_array(x):
@@ -181,6 +182,59 @@ def _nan_free(x):
     return x
 
 
+def _empty(x):
+    return ()
+
+
+def _one_for_none(x) -> tuple[()]:
+    return x
+
+
+def _shift(x):
+    return x + (1 << 40)
+
+
+def _tower(x):
+    return x + 9**9**9
+
+
+def _huge_shift(x):
+    return x + (1 << 2**30)
+
+
+def _many_digits(x):
+    return x + MANY_DIGITS
+
+
+MANY_DIGITS = 10**5000
+
+
+def _no_logarithm(x):
+    return x + math.log()
+
+
+def _three_logarithms(x):
+    return math.log(x, x, x)
+
+
+def scaled(function):
+    @functools.wraps(function)
+    def wrapper(x):
+        return 3 * function(x)
+
+    return wrapper
+
+
+@scaled
+def _decorated(x):
+    return x
+
+
+@functools.cache
+def _cached(x):
+    return x
+
+
 REFUSED = [
     (_global_array, "x + ARRAY", "'ARRAY' must be an int, a float or a bool but is of type array"),
     (_no_return, "def _no_return", "'_no_return' may end without a return"),
@@ -214,8 +268,23 @@ REFUSED = [
     (_bare, "x + 1", "a value that nothing takes is not supported"),
     (_loop_else, "x = 0", "'else' after a loop is not supported"),
     (_float_loop_variable, "for i in range(3)", "the loop variable 'i' must stay an int"),
+    (_empty, "return ()", "a return without a value is not supported"),
+    (_one_for_none, "return x", "1 values are returned but elsewhere 0"),
+    (_shift, "1 << 40", "1 << 40 is outside the range of a 32-bit int"),
+    (_tower, "9**9**9", "9 ** 387420489 is outside the range of a 32-bit int"),
+    (_huge_shift, "2**30", "1 << 1073741824 is outside the range of a 32-bit int"),
+    (_many_digits, "MANY_DIGITS", "an int of 16610 bits is outside the range of a 32-bit int"),
+    (_no_logarithm, "math.log()", "math.log takes 1 or 2 arguments but got 0"),
+    (_three_logarithms, "math.log(x, x, x)", "math.log takes 1 or 2 arguments but got 3"),
+    (_decorated, "@scaled", "the decorator 'scaled' of '_decorated' must not be below jit"),
+    (_cached, "@functools.cache", "the decorator 'functools.cache' of '_cached' must not be"),
     (_nan_free, "assert x > 0", "a 'assert' statement is not supported"),
 ]
+
+
+@pytest.fixture
+def from_text(tmp_path):
+    return lambda text: function_from_text(text, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -228,6 +297,7 @@ def test_what_is_not_supported_is_refused_with_its_line(function, line, message)
     assert message in text
     assert re.search(r" at .*test_jit_refusals\.py, line \d+, column \d+[.:]", text)
     assert line in text
+    assert text.count("[jit]") == 1
     # The caret stands under the construct.
     first, shown, caret = text.splitlines()[0], *text.splitlines()[1:3]
     assert caret.index("^") - 2 + 1 == int(re.search(r"column (\d+)", first).group(1))
@@ -261,3 +331,37 @@ def test_the_line_of_an_indented_function_is_its_own():
     line = local.__code__.co_firstlineno + 2
     assert f"line {line}, column 16." in str(raised.value)
     assert "          return y @ x\n                 ^" in str(raised.value)
+
+
+def test_a_function_that_wraps_another_is_refused():
+    with pytest.raises(ValueError, match=r"'_plain' wraps another function at .*_refusals\.py"):
+        compile_function(scaled(_plain))
+
+
+def test_a_decorator_above_jit_is_not_jit_s():
+    calls = []
+
+    def counted(function):
+        calls.append(function.name)
+        return function
+
+    @counted
+    @jit(bound=3)
+    def f(x):
+        return x
+
+    assert calls == ["f"]
+    assert f(mx.array([2.0])).tolist() == [2]
+
+
+@pytest.mark.parametrize("types", [3, 0, "x", [("x", "int")]])
+def test_types_that_are_no_dict_are_refused(types):
+    message = rf"^\[jit\] 'types' must be a dict .* but got {type(types).__name__}\.$"
+    with pytest.raises(TypeError, match=message):
+        compile_function(_plain, types=types)
+
+
+def test_what_is_nested_too_deeply_is_refused_with_its_line(from_text):
+    deep = from_text("\n\ndef deep(x):\n    return " + "x ** " * 2000 + "x\n")
+    with pytest.raises(ValueError, match=r"^\[jit\] 'deep' at .*\.py, line 3 is nested too deeply"):
+        compile_function(deep)

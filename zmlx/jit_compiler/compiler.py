@@ -119,15 +119,26 @@ def compile_function(
     Args:
         function: a `def` of assignments, `if`, `for … in range(…)`, `while` and `return`, on
             numbers; see `zmlx.jit_compiler`.
-        types: float, int or bool per input; default: its annotation, or float.
+        types: "float", "int" or "bool" per input; default: its annotation, or float.
         bound: the most rounds of a `while` that does not count; an element that needs more gives
             NaN (an int output -2147483648, a bool output false).
 
     Raises ValueError with file, line and column for anything that it does not support.
     """
+    if types is not None and not isinstance(types, Mapping):
+        raise TypeError(
+            f"[jit] 'types' must be a dict from inputs to types but got {type(types).__name__}."
+        )
     if bound is not None and not 0 < check_integer("jit", "bound", bound) < 2**31:
         raise ValueError(f"[jit] 'bound' must be positive and below 2^31 but got {bound}.")
-    return JitFunction(function, Frontend(function, types or {}, bound).program())
+    try:
+        return JitFunction(function, Frontend(function, types or {}, bound).program())
+    except RecursionError:
+        code = inspect.unwrap(function).__code__
+        raise ValueError(
+            f"[jit] {function.__name__!r} at {code.co_filename}, line {code.co_firstlineno} is"
+            " nested too deeply: assign parts of a long expression to variables."
+        ) from None
 
 
 @overload

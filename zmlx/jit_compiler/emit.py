@@ -211,6 +211,10 @@ class _Emitter:
 
     def on_if(self, s: ir.If) -> None:
         self.nested(f"if ({ir.metal(s.test)})", s.body)
+        while len(s.orelse) == 1 and isinstance(s.orelse[0], ir.If):
+            s = s.orelse[0]
+            self.lines.pop()
+            self.nested(f"}} else if ({ir.metal(s.test)})", s.body)
         if s.orelse:
             self.lines[-1] += " else {"
             self.depth += 1
@@ -221,12 +225,27 @@ class _Emitter:
     def on_for(self, s: ir.For) -> None:
         it = self.fresh("round")
         start, stop, step = (self.bound(v) for v in (s.start, s.stop, s.step))
-        if s.step.op == "const":
-            test = f"{it} {'<' if int(s.step.text) > 0 else '>'} {stop}"
-        else:
-            test = f"{step} > 0 ? {it} < {stop} : {step} < 0 && {it} > {stop}"
+        if not _stays_int(s):
+            self.counted(s, it, start, stop, step)
+            return
+        test = f"{it} {'<' if int(s.step.text) > 0 else '>'} {stop}"
         head = f"for (int {it} = {start}; {test}; {it} += {step})"
         self.nested(head, s.body, first=f"{s.variable} = {it};")
+
+    def counted(self, s: ir.For, it: str, start: str, stop: str, step: str) -> None:
+        """A loop whose counter might pass the largest int: it counts rounds, and the distance of
+        two ints is a uint."""
+        up = _rounds(start, stop, f"uint({step})")
+        down = _rounds(stop, start, f"(0u - uint({step}))")
+        if s.step.op == "const":
+            rounds = up if int(s.step.text) > 0 else down
+        else:
+            rounds = f"{step} > 0 ? ({up}) : {step} < 0 ? ({down}) : 0u"
+        count = self.fresh("count")
+        self.add(f"const uint {count} = {rounds};")
+        head = f"for (uint {it} = 0u; {it} < {count}; ++{it})"
+        value = f"int(uint({start}) + {it} * uint({step}))"
+        self.nested(head, s.body, first=f"{s.variable} = {value};")
 
     def bound(self, value: Value) -> str:
         """A bound of a loop, which must not change while the loop runs."""
@@ -258,6 +277,25 @@ class _Emitter:
 
     def on_continue(self, s: ir.Continue) -> None:
         self.add("continue;")
+
+
+def _stays_int(s: ir.For) -> bool:
+    """Whether start + step, … is known to be an int of 32 bits up to the first that ends the loop:
+    a step of 1 meets the stop itself."""
+    if s.step.op != "const":
+        return False
+    step = int(s.step.text)
+    if abs(step) == 1:
+        return True
+    if s.stop.op != "const":
+        return False
+    past = int(s.stop.text) + step - (1 if step > 0 else -1)
+    return -(2**31) <= past < 2**31
+
+
+def _rounds(low: str, high: str, step: str) -> str:
+    """How many steps of a uint it takes from one int to another, or beyond it."""
+    return f"{low} < {high} ? (uint({high}) - uint({low}) - 1u) / {step} + 1u : 0u"
 
 
 def _active(program: ir.Program, inputs: list[str]) -> set[tuple[str, str]]:

@@ -10,7 +10,7 @@ import ast
 import math
 import operator as operator_module
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..arguments import python_number
 from ..expr import EXPANSIONS, FUNCTIONS
@@ -150,7 +150,10 @@ class Expressions:
     def literal(self, value: bool | int | float, node: ast.AST) -> Value:
         """A constant within the range of its Metal type."""
         if type(value) is int and not -(2**31) <= value < 2**31:
-            self.source.fail(node, f"{value} is outside the range of a 32-bit int")
+            # Python writes no int of more than some thousand digits.
+            bits = value.bit_length()
+            what = f"{value}" if bits < 256 else f"an int of {bits} bits"
+            self.source.fail(node, f"{what} is outside the range of a 32-bit int")
         big = math.isfinite(value) and abs(value) >= 2.0**128 - 2.0**103
         if isinstance(value, float) and (big or 0 < abs(value) <= 2.0**-150):
             self.source.fail(node, f"{value} is outside the range of float")
@@ -225,11 +228,17 @@ class Expressions:
         return call("neg", value) if value.type == "float" else _int("neg", value)
 
     def _of_BinOp(self, node: ast.BinOp) -> Value:
-        if isinstance(node.op, ast.MatMult):
-            self.source.fail(node, "@ is not supported")
-        return self.binary(
-            _BINARY[type(node.op)], self.value(node.left), self.value(node.right), node
-        )
+        # A long sum is deep on the left, so that this is a loop.
+        spine = [node]
+        while isinstance(node.left, ast.BinOp):
+            node = node.left
+            spine.append(node)
+        result = self.value(node.left)
+        for node in reversed(spine):
+            if isinstance(node.op, ast.MatMult):
+                self.source.fail(node, "@ is not supported")
+            result = self.binary(_BINARY[type(node.op)], result, self.value(node.right), node)
+        return result
 
     def binary(self, operator: str, x: Value, y: Value, node: ast.AST) -> Value:
         """`x operator y` as Python means it."""
@@ -259,10 +268,14 @@ class Expressions:
 
     def folded(self, operator: str, x: Any, y: Any, node: ast.AST) -> Value:
         """An operation on two ints or bools that are known, as Python does it."""
+        # Python would compute, for minutes, an int that has no place here.
+        if y >= 32 and abs(x) > {"**": 1, "<<": 0}.get(operator, math.inf):
+            self.source.fail(node, f"{x} {operator} {y} is outside the range of a 32-bit int")
         try:
-            return self.literal(_FOLD[operator](x, y), node)
+            value = _FOLD[operator](x, y)
         except (ArithmeticError, ValueError) as error:
             self.source.fail(node, f"{x} {operator} {y} is not possible", str(error))
+        return self.literal(value, node)
 
     def _of_BoolOp(self, node: ast.BoolOp) -> Value:
         values = [self.value(v) for v in node.values]
@@ -347,9 +360,11 @@ class Expressions:
     def arity(self, wanted: int, node: ast.Call, got: int) -> None:
         """Checks the number of arguments."""
         if got != wanted:
-            count = f"{wanted} argument{'' if wanted == 1 else 's'}"
-            name = ast.unparse(node.func)
-            self.source.fail(node, f"{name} takes {count} but got {got}")
+            self.wrong_arity(f"{wanted} argument{'' if wanted == 1 else 's'}", node, got)
+
+    def wrong_arity(self, wanted: str, node: ast.Call, got: int) -> NoReturn:
+        """The error for a number of arguments that is none of those `wanted`."""
+        self.source.fail(node, f"{ast.unparse(node.func)} takes {wanted} but got {got}")
 
     def python(self, name: str, args: list[Value], node: ast.Call) -> Value:
         """A built-in function."""
@@ -377,7 +392,8 @@ class Expressions:
         if name == "log":
             if len(args) == 2:
                 return call("/", call("log", args[0]), call("log", args[1]))
-            self.arity(1, node, len(args))
+            if len(args) != 1:
+                self.wrong_arity("1 or 2 arguments", node, len(args))
             return call("log", args[0])
         self.arity(1, node, len(args))
         if args[0].type != "float":

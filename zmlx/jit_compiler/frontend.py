@@ -9,6 +9,7 @@ without a counterpart are errors that show the source line.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +20,10 @@ from .expressions import Expressions
 from .ir import Value
 from .source import Source
 
+#: Names that are, or by their form may be, macros of a compiler or of zmlx, and functions of zmlx.
+_MACRO = re.compile(r"__.*|_[A-Z].*|[A-Z0-9_]{2,}|(zmlx|zk)_.*")
+#: Words of C++ that Metal, which is older, has as names.
+_WORDS = ("char8_t", "char16_t", "char32_t", "co_await", "co_return", "co_yield", "wchar_t")
 _PYTHON_TYPES = {"float": "float", "int": "int", "bool": "bool", "array": "float"}
 
 
@@ -116,17 +121,19 @@ class Frontend(Expressions):
         return [self.annotation(node)]
 
     def _written_names(self) -> dict[str, str]:
-        """The Metal name of every variable: its own, or with underscores where Metal, or for an
-        input a kernel's body, has that."""
+        """The Metal name of every variable: its own, with a "v" before it where a macro may have
+        that, or with underscores where Metal, or for an input a kernel's body, has it."""
         written: dict[str, str] = {}
         taken = taken_names(self.inputs)
         for n in (*self.inputs, *sorted(self.assigned - self.inputs.keys())):
             text = n if n.isascii() else "v" + "".join(f"{ord(c):x}" for c in n)
+            text = f"v{text}" if _MACRO.fullmatch(text) else text
             # `_d_` marks derivatives.
             text = text.replace("_d_", "_D_")
             while (
                 is_reserved(text)
                 or is_function(text)
+                or text in _WORDS
                 or text in written.values()
                 or (n in self.inputs and text in taken)
             ):
@@ -234,11 +241,11 @@ class Frontend(Expressions):
                 self.assign(part.id, v, node)
 
     def _on_Return(self, node: ast.Return) -> None:
-        if node.value is None:
+        values = () if node.value is None else self.values(node.value)
+        if not values:
             self.source.fail(node, "a return without a value is not supported")
-        values = self.values(node.value)
-        wanted = self.result or self.outputs
-        if wanted and len(wanted) != len(values):
+        wanted = self.outputs or values if self.result is None else self.result
+        if len(wanted) != len(values):
             self.source.fail(node, f"{len(values)} values are returned but elsewhere {len(wanted)}")
         types = [v.type for v in values]
         for i, declared in enumerate(self.result or ()):
@@ -252,13 +259,25 @@ class Frontend(Expressions):
         self.live = None
 
     def _on_If(self, node: ast.If) -> None:
-        test = self.condition(node.test)
-        before = None if self.live is None else set(self.live)
-        body = self.inner(node.body)
-        after, self.live = self.live, before
-        orelse = self.inner(node.orelse)
-        self.live = _meet(after, self.live)
-        self.block.append(ir.If(test, body, orelse))
+        # Each `elif` is an `if` in the `else` before it: a long chain is deep, so that this is a
+        # loop.
+        outer = self.block
+        ends: list[set[str] | None] = []
+        while True:
+            test = self.condition(node.test)
+            before = None if self.live is None else set(self.live)
+            body, orelse = self.inner(node.body), list[ir.Statement]()
+            ends.append(self.live)
+            self.live = before
+            self.block.append(ir.If(test, body, orelse))
+            self.block = orelse
+            if not (len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If)):
+                break
+            node = node.orelse[0]
+        self.statements(node.orelse)
+        self.block = outer
+        for end in reversed(ends):
+            self.live = _meet(end, self.live)
 
     def loop(self, node: ast.For | ast.While) -> list[ir.Statement]:
         """The body of a loop; `self.live` is then what its normal end leaves."""

@@ -6,7 +6,7 @@ which an integer part is an opaque name, because that language has derivatives a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -64,12 +64,26 @@ def convert(value: Value, to: str) -> Value:
     return Value("cast", to, (value,))
 
 
-def variables(value: Value) -> Iterator[str]:
-    """The variables that `value` reads."""
-    if value.op == "var":
-        yield value.text
-    for a in value.args:
-        yield from variables(a)
+def ordered(value: Value, inside: Callable[[Value], tuple[Value, ...]]) -> list[Value]:
+    """`value` and what is `inside` it, parts first, each object once.
+
+    It does not recurse, because a long sum is a deep tree.
+    """
+    found: dict[int, Value] = {}
+    stack = [(value, False)]
+    while stack:
+        v, ready = stack.pop()
+        if ready:
+            found[id(v)] = v
+        elif id(v) not in found:
+            stack.append((v, True))
+            stack.extend((a, False) for a in reversed(inside(v)))
+    return list(found.values())
+
+
+def integer_parts(value: Value) -> tuple[Value, ...]:
+    """The ints that an operation on ints takes."""
+    return {"int": value.args, "choose": value.args[1:]}.get(value.op, ())
 
 
 # How an integer operation is written, and how tightly it binds; 9 for a call.
@@ -96,6 +110,14 @@ _TIGHT = ("<<", ">>", "&", "^", "|")
 
 def _int_text(value: Value) -> tuple[str, int]:
     """The Metal text of an int and its precedence."""
+    done: dict[int, tuple[str, int]] = {}
+    for v in ordered(value, integer_parts):
+        done[id(v)] = _int_text_of(v, [done[id(a)] for a in integer_parts(v)])
+    return done[id(value)]
+
+
+def _int_text_of(value: Value, parts: list[tuple[str, int]]) -> tuple[str, int]:
+    """The same from the texts of its `integer_parts`."""
     if value.op == "const":
         if value.text == "-2147483648":
             return "(-2147483647 - 1)", 9
@@ -105,12 +127,11 @@ def _int_text(value: Value) -> tuple[str, int]:
     if value.op == "cast":
         return f"int({metal(value.args[0])})", 9
     if value.op == "choose":
-        c, x, y = value.args
-        return f"({metal(c)} ? {metal(x)} : {metal(y)})", 9
+        (x, _), (y, _) = parts
+        return f"({metal(value.args[0])} ? {x} : {y})", 9
     form, precedence = _INT[value.text]
     texts = []
-    for i, a in enumerate(value.args):
-        text, p = _int_text(a)
+    for i, (text, p) in enumerate(parts):
         at_least = 0 if precedence == 9 and value.text not in _TIGHT else 9
         if precedence < 9:
             at_least = precedence + i if precedence < 8 else 9
@@ -132,17 +153,15 @@ def _compare_text(value: Value) -> str:
 
 
 def expression(value: Value) -> tuple[Expr, dict[str, Value]]:
-    """A float or bool as an expression, and what its names stand for.
-
-    Recursion is as deep as the Python expression, which Python's own parser limits.
-    """
+    """A float or bool as an expression, and what its names stand for."""
     leaves: dict[str, Value] = {}
+    made: dict[int, Expr] = {}
 
     def leaf(text: str, v: Value) -> Expr:
         leaves[text] = v
         return name(text, condition=v.type == "bool")
 
-    def of(v: Value) -> Expr:
+    def of(v: Value, parts: list[Expr]) -> Expr:
         if v.op == "const":
             return _literal(v)
         if v.op == "var":
@@ -156,13 +175,21 @@ def expression(value: Value) -> tuple[Expr, dict[str, Value]]:
                 return leaf(f"({_compare_text(zero)})", v)
             # Between float and bool: `call` converts to what its place takes.
             if v.type == "bool":
-                return call("!=", of(inner), literal("0"))
-            return call("?:", of(inner), literal("1"), literal("0"))
+                return call("!=", *parts, literal("0"))
+            return call("?:", *parts, literal("1"), literal("0"))
         if v.op == "compare":
             return leaf(f"({_compare_text(v)})", v)
-        return call("?:" if v.op == "choose" else v.text, *map(of, v.args))
+        return call("?:" if v.op == "choose" else v.text, *parts)
 
-    return of(value), leaves
+    for v in ordered(value, _expression_parts):
+        made[id(v)] = of(v, [made[id(a)] for a in _expression_parts(v)])
+    return made[id(value)], leaves
+
+
+def _expression_parts(value: Value) -> tuple[Value, ...]:
+    """The floats and bools that an operation on floats or bools takes; ints are opaque."""
+    opaque = value.op == "compare" or (value.op == "cast" and value.args[0].type == "int")
+    return () if opaque else value.args
 
 
 def _literal(value: Value) -> Expr:
@@ -255,10 +282,11 @@ class Program:
 
 def walk(body: list[Statement]) -> Iterator[Statement]:
     """Every statement, outer before inner."""
-    for s in body:
+    left = body[::-1]
+    while left:
+        s = left.pop()
         yield s
         if isinstance(s, If):
-            yield from walk(s.body)
-            yield from walk(s.orelse)
-        elif isinstance(s, (For, While)):
-            yield from walk(s.body)
+            left += s.orelse[::-1]
+        if isinstance(s, (If, For, While)):
+            left += s.body[::-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
@@ -34,7 +35,10 @@ class Launch(BroadcastFunction):
     """A jitted function as kernels, by the kinds of its operands."""
 
     def __init__(self, function: JitFunction) -> None:
-        super().__init__(function.name, {n: _DTYPES[t] for n, t in function.inputs.items()})
+        # Python's names, because errors show them; Metal's may differ.
+        names = inspect.signature(function.function).parameters
+        types = function.inputs.values()
+        super().__init__(function.name, {n: _DTYPES[t] for n, t in zip(names, types, strict=True)})
         self.function = function
 
     def _build(self, kinds: tuple[str, ...], decides: tuple[bool, ...]) -> PatternKernel:

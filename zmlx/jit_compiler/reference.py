@@ -103,13 +103,23 @@ class _Trace:
             return self.value(v.args[0]).astype(dtype)
         if v.op == "compare":
             return _COMPARE[v.text](*map(self.value, v.args))
-        if v.op == "int":
-            return _INT[v.text](*map(self.value, v.args)).astype(dtype)
-        if v.op == "choose" and v.type == "int":
-            c, x, y = map(self.value, v.args)
-            return mx.where(c, x, y)
+        if v.type == "int":
+            return self.integer(v)
         e, leaves = ir.expression(v)
         return e.evaluate({text: self.value(leaf) for text, leaf in leaves.items()}).astype(dtype)
+
+    def integer(self, value: Value) -> mx.array:
+        """The value of an operation on ints."""
+        done: dict[int, mx.array] = {}
+        for v in ir.ordered(value, ir.integer_parts):
+            parts = [done[id(a)] for a in ir.integer_parts(v)]
+            if v.op == "int":
+                done[id(v)] = _INT[v.text](*parts).astype(mx.int32)
+            elif v.op == "choose":
+                done[id(v)] = mx.where(self.value(v.args[0]), *parts)
+            else:
+                done[id(v)] = self.value(v)
+        return done[id(value)]
 
     def merge(self, old: mx.array | None, new: mx.array, mask: Mask) -> mx.array:
         return new if mask is None or old is None else mx.where(mask, new, old)
@@ -137,13 +147,21 @@ class _Trace:
         self.live = mx.array(False)
 
     def on_if(self, s: ir.If) -> None:
-        test, before = self.value(s.test), self.live
-        self.live = _and(before, test)
-        self.run(s.body)
-        after = self.live
-        self.live = _and(before, mx.logical_not(test))
+        ends: list[Mask] = []
+        while True:
+            test, before = self.value(s.test), self.live
+            self.live = _and(before, test)
+            self.run(s.body)
+            ends.append(self.live)
+            self.live = _and(before, mx.logical_not(test))
+            # A chain of `elif` is deep in its last statements.
+            if not (s.orelse and isinstance(s.orelse[-1], ir.If)):
+                break
+            self.run(s.orelse[:-1])
+            s = s.orelse[-1]
         self.run(s.orelse)
-        self.live = _or(after, self.live)
+        for end in reversed(ends):
+            self.live = _or(end, self.live)
 
     def on_break(self, s: ir.Break) -> None:
         self.broken = _or(self.broken, self.lives())
@@ -171,16 +189,18 @@ class _Trace:
                 self.values[s.variable] = self.merge(old, mx.array(i, mx.int32), self.live)
                 self.round(s.body)
         else:
-            start, stop, step = (self.value(v) for v in (s.start, s.stop, s.step))
+            # In 64 bits, because the last step may leave those of an int.
+            bounds = (self.value(v).astype(mx.int64) for v in (s.start, s.stop, s.step))
+            start, stop, step = bounds
             ended: Mask = mx.array(False)
             while True:
-                inside = mx.where(step > 0, start < stop, (step < 0) & (start > stop))
+                inside = mx.where(step > 0, start < stop, mx.logical_and(step < 0, start > stop))
                 ended = _or(ended, _and(self.live, mx.logical_not(inside)))
                 self.live = _and(self.live, inside)
                 if not self.any("a 'for' over a range that depends on the data"):
                     break
                 old = self.values.get(s.variable)
-                self.values[s.variable] = self.merge(old, start, self.live)
+                self.values[s.variable] = self.merge(old, start.astype(mx.int32), self.live)
                 self.round(s.body)
                 start = start + step
             self.live = ended

@@ -18,14 +18,16 @@ class Source:
                 f"[jit] 'function' must be a Python function but got {type(function).__name__}."
             )
         self.name = function.__name__
+        # What a decorator of `functools.wraps` hides: its text is the one that `inspect` finds.
+        plain = inspect.unwrap(function)
         try:
-            lines, self.first = inspect.getsourcelines(function)
+            lines, self.first = inspect.getsourcelines(plain)
         except (OSError, TypeError):
             raise ValueError(
                 f"[jit] the source of {self.name!r} must be in a file (or a notebook cell), because"
                 " it is compiled from its text."
             ) from None
-        self.file = inspect.getsourcefile(function) or "?"
+        self.file = inspect.getsourcefile(plain) or "?"
         self.lines = "".join(lines).expandtabs().splitlines()
         dedented = textwrap.dedent("\n".join(self.lines))
         self.indent = len(self.lines[0]) - len(dedented.splitlines()[0])
@@ -37,6 +39,18 @@ class Source:
         if not isinstance(tree, ast.FunctionDef) or self.name == "<lambda>":
             raise ValueError(f"[jit] {self.name!r} must be a plain `def` but is something else.")
         self.tree = tree
+        if plain is not function:
+            self._refuse_wrapper()
+
+    def _refuse_wrapper(self) -> NoReturn:
+        """The error for a function that wraps the one of this text."""
+        hint = "the text of the function is compiled, not what is made of it"
+        if not self.tree.decorator_list:
+            self.fail(self.tree, f"{self.name!r} wraps another function", hint)
+        # The last one stands above the `def`, so it was applied before jit.
+        decorator = self.tree.decorator_list[-1]
+        what = f"the decorator {ast.unparse(decorator)!r} of {self.name!r} must not be below jit"
+        self.fail(decorator, what, hint)
 
     def fail(self, node: ast.AST, what: str, hint: str = "") -> NoReturn:
         """Raises the error `what` at `node`, with a remedy."""
