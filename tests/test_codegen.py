@@ -3,9 +3,11 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import zmlx
 from zmlx import launch
 from zmlx.codegen import (
     Columnwise,
@@ -18,8 +20,11 @@ from zmlx.codegen import (
     Reduce,
     Rowwise,
     Scan,
+    free_names,
     identifiers,
 )
+from zmlx.expr.parse import METAL_WORDS, is_function
+from zmlx.language import attributes
 
 SOFTMAX = Rowwise(
     inputs=(Operand("x"),),
@@ -228,3 +233,45 @@ def test_short_names_do_not_meet_the_body():
     )
     for n in names:
         assert f"const float {n} = float({n}_in_row[j]);" in pattern.source()
+
+
+EVERY_KIND = (Operand("x"), Operand("s", "scalar"), Operand("r", "per_row"), Operand("w", "column"))
+BODIES = (
+    SOFTMAX,
+    Elementwise((Operand("x", "full"), Operand("s", "scalar")), (Output("y", "x * s", "full"),)),
+    Rowwise(
+        EVERY_KIND,
+        (Output("y", "x * s * r * w + t"), Output("z", "b", "per_row")),
+        (Pass((Reduce("t", "prod", "x"), Reduce("b", "minimum", "x"))),),
+    ),
+)
+
+
+def test_a_name_that_a_body_means_otherwise_is_renamed():
+    """A user's value of that name would hide what the body calls."""
+    for pattern in BODIES:
+        own = {n for n in identifiers(pattern.source()) if n.rstrip("_") not in METAL_WORDS}
+        own = {n for n in own if not is_function(n) and n not in pattern.names()}
+        for n in own:
+            renamed = free_names([*pattern.names(), n])[n]
+            assert renamed != n, n
+            assert renamed not in own
+
+
+def test_a_name_of_a_macro_or_of_a_compiler_is_renamed():
+    preludes = Path(zmlx.__file__).parent.joinpath("native", "prelude").glob("**/*.h")
+    texts = [path.read_text() for path in preludes]
+    macros = {m for text in texts for m in re.findall(r"^ *# *define +(\w+)", text, re.MULTILINE)}
+    assert {"NAN", "FLT_MAX", "METAL_FUNC"} < macros
+    compilers = {"__LINE__", "__asm__", "__METAL_VERSION__", "_Float16", "_Pragma", "EOF"}
+    declared = set(attributes.ATTRIBUTES)
+    assert "threads_per_grid" in declared
+    for n in (macros | compilers | declared | {"ZMLX_STEP_LOOP", "zmlx_row_reduce"}) - METAL_WORDS:
+        renamed = free_names([n])[n]
+        assert renamed != n, n
+        assert free_names([renamed])[renamed] == renamed
+
+
+def test_a_renamed_name_meets_no_other():
+    names = ["NAN", "named_NAN", "named_NAN_", "D", "D__"]
+    assert len(set(free_names(names).values())) == len(names)

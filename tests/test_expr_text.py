@@ -124,6 +124,8 @@ def test_a_name_cannot_be_a_function_or_a_word_of_metal():
 
 def test_given_names_hide_constants():
     assert parse("pi", ["pi"]) == name("pi")
+    for names in (None, ["x"]):
+        assert parse_block("pi = 2 * x; y = pi", names).lets[1] == ("y", name("pi"))
 
 
 def test_nested_parentheses_past_the_stack_are_an_error():
@@ -139,10 +141,37 @@ def test_a_long_sum_needs_no_deep_stack():
     assert mlx_value(e, x=[1.5]) == [30_000]
 
 
+def test_a_deep_power_has_a_gradient():
+    e = parse("**".join(["x"] + ["1"] * 250))
+    assert value(e.derivative("x"), x=1.5) == 1
+    lets, (dx,) = gradient([e], ["x"], ["g"])
+    assert value(lets.inline(dx), x=1.5, g=3) == 3
+
+
+def test_conditionals_may_lie_in_one_another_through_lets():
+    lets = "t0 = x" + "".join(f"; t{i + 1} = t{i} > 0 ? t{i} * w : 0" for i in range(300))
+    block, (dx,) = parse_block(lets).gradient([name("t300")], ["x"], ["g"])
+    assert value(block.inline(dx), x=1.5, w=1, g=3) == 3
+
+
 def test_equal_expressions_are_equal_and_hash_alike():
     assert parse("x*(y + 1)") == parse("x * (y + 1.0f)")
     assert len({parse("x*y"), parse("x * y"), parse("y * x")}) == 2
-    assert pickle.loads(pickle.dumps(parse("x ? exp(y) : 1"))) == parse("x ? exp(y) : 1")
+
+
+def test_a_pickled_expression_is_the_same():
+    for e in (parse("x ? exp(y) : 1"), parse("NAN * nan + pi", ["NAN", "pi"]),
+              parse_block("c = x > 1").typed(parse("c * 2", ["c"]))):  # fmt: skip
+        assert pickle.loads(pickle.dumps(e)) is e
+    long = parse(" + ".join(f"{i} * x" for i in range(5000)))
+    assert pickle.loads(pickle.dumps(long)) is long
+
+
+def test_renaming_keeps_conditions():
+    e = call("&&", name("c", condition=True), name("x"))
+    renamed = e.rename({"c": "d", "x": "y"})
+    assert renamed.metal() == "d && y != 0.0f"
+    assert renamed.args[0].is_condition
 
 
 def test_an_expression_is_immutable():

@@ -1,5 +1,6 @@
 """Kernels from expressions and from Python functions, launched."""
 
+import contextlib
 import copy
 import linecache
 import math
@@ -205,6 +206,47 @@ def test_a_let_that_is_a_condition_is_one_as_an_output():
     assert mx.array_equal(few, X.max(axis=-1) < 0.9)
 
 
+@pytest.mark.parametrize("target", [None, "reference"])
+def test_the_row_length_and_the_index_are_floats(target):
+    """As unsigned integers they wrap below zero and beyond 2^32, and cut off quotients."""
+    i, d = np.arange(4, dtype=np.float32), np.float32(4)
+    outputs = {
+        "-j": -i, "j - D": i - d, "j - D < 0": i < d, "j / D": i / d, "j % D": i,
+        "m + D * D": d * d, "m * x + h * j - total / D": i / d + 1.5,
+    }  # fmt: skip
+    names = {f"y{k}": text for k, text in enumerate(outputs)} | {"D": "1 / D", "j": "1 - j"}
+    f = zmlx.rowwise.map_reduce(
+        {"m": ("max", "x"), "total": ("sum", "-j")}, names, lets="h = 1 / D"
+    )  # fmt: skip
+    long = zmlx.rowwise.map_reduce({"m": ("max", "j * j")}, "m")
+    with zmlx.target(target) if target else contextlib.nullcontext():
+        *got, inverse, away = f(mx.zeros((3, 4)))
+        for y, want in zip(got, outputs.values(), strict=True):
+            np.testing.assert_array_equal(np.array(y)[0], want)
+        assert inverse.tolist() == [0.25] * 3
+        assert away[0].tolist() == [1, 0, -1, -2]
+        assert long(mx.zeros((1, 70000))).tolist() == [np.float32(69999) ** 2]
+    # The gradient is that of the same numbers.
+    loss = zmlx.rowwise.map_reduce({"s": ("sum", "x * x * (j - D) / D")}, "s")
+    dx = mx.grad(lambda x: loss(x).sum())(mx.ones((3, 4)))
+    np.testing.assert_allclose(np.array(dx)[1], 2 * (i - d) / d)
+
+
+def test_a_let_of_the_whole_row_may_come_before_every_walk():
+    kinds = {"x": "row", "s": "scalar"}
+    reductions = {"m": ("sum", "x * h")}
+    f = zmlx.rowwise.map_reduce(reductions, "m + h", inputs=kinds, lets="h = 2 * s / D")
+    close(f(X, 3.0), 6 * X.mean(-1) + 6 / 70)
+    scaled = zmlx.rowwise.map_reduce({}, "x * h", lets="h = 1 / D")
+    close(scaled(X), X / 70)
+
+
+def test_lets_that_name_several_lets_are_ordered_in_time():
+    lets = "t0 = x; t1 = 2 * x"
+    lets += "".join(f"; t{i} = 0.5 * t{i - 1} + 0.5 * t{i - 2}" for i in range(2, 60))
+    close(zmlx.rowwise.map_reduce({"m": ("sum", "t59")}, "m", lets=lets)(X), X.sum(-1) * 5 / 3)
+
+
 def test_kept_values_change_nothing():
     reductions = {"m": ("max", "x"), "s": ("sum", "e")}
     plain = zmlx.rowwise.map_reduce(reductions, "e / s", lets="e = exp(x - m)")
@@ -313,6 +355,13 @@ def test_a_row_kernel_checks_shapes_and_dtypes(make, call, message):
     (lambda: zmlx.rowwise.map_reduce({"D": ("sum", "x")}, "D"), "names of their own but got 'D'"),
     (lambda: zmlx.rowwise.reduce("sum", "j", inputs=("j",)), "'inputs' must not be D"),
     (lambda: zmlx.rowwise.map_reduce({"a": "sum"}, "a"), "pairs of op and expression but got a="),
+    (lambda: zmlx.rowwise.map_reduce({"m": None}, "m"), "'reductions' must be .* but got m=None"),
+    (lambda: zmlx.rowwise.map_reduce({"m": 3}, "m"), "'reductions' must be pairs .* but got m=3"),
+    (lambda: zmlx.rowwise.map_reduce({"m": ("sum", 3)}, "m"), "'reductions' must be pairs"),
+    (lambda: zmlx.rowwise.map_reduce({"m": ("sum", "x")}, "m", lets=3), "'lets' must be a str"),
+    (lambda: zmlx.rowwise.reduce(["sum"]), r"\[reduce\] 'op' must be one of .* got \['sum'\]"),
+    (lambda: zmlx.rowwise.reduce("sum", 3), r"\[reduce\] 'expression' must be a str but got 3"),
+    (lambda: zmlx.rowwise.reduce("sum", finalize=3), "'finalize' must be a str but got 3"),
     (lambda: zmlx.rowwise.map_reduce({"a": ("sum", "x")}, {}), "'outputs' must be an expression"),
     (lambda: zmlx.rowwise.reduce("sum", "beta", inputs="beta"), "a sequence of names .* 'beta'"),
     (lambda: zmlx.elementwise.map("beta", "beta"), "a sequence of names but got 'beta'"),
@@ -321,9 +370,23 @@ def test_a_row_kernel_checks_shapes_and_dtypes(make, call, message):
     (lambda: zmlx.elementwise.binary("a", inputs=("a", "b", "c")), "must be two names"),
     (lambda: zmlx.elementwise.map("1", ()), "'inputs' must have at least one name"),
     (lambda: zmlx.elementwise.map({}, ("x",)), "'outputs' must be an expression"),
-    (lambda: zmlx.elementwise.map({"y": 3}, ("x",)), "'text' must be a str but got 3"),
+    (lambda: zmlx.elementwise.map({"y": 3}, ("x",)), r"\[map\] 'outputs' must be .* {'y': 3}"),
+    (lambda: zmlx.elementwise.map("x", ("x",), lets=3), r"\[map\] 'lets' must be a str but got 3"),
+    (lambda: zmlx.elementwise.unary(3), r"\[unary\] 'text' must be a str but got 3"),
+    (lambda: zmlx.expression(3), r"\[expression\] 'text' must be a str but got 3"),
     (lambda: zmlx.elementwise.unary("x", name="a b"), "'name' must be an identifier but got 'a b'"),
     (lambda: binary_from_expr("x * y", derivatives=("y",)), "'derivatives' must be two"),
+    (lambda: binary_from_expr("x * y", derivatives=3), "'derivatives' must be two .* but got 3"),
+    (lambda: binary_from_expr("x * y", derivatives=("y", 3)), "'derivatives' must be two"),
+    (lambda: binary_from_expr(3), r"\[binary\] 'expression' must be a str but got 3"),
+    (lambda: unary_from_expr("x", derivative=3), r"\[unary\] 'derivative' must be a str but got 3"),
+    (lambda: nary_from_expr("x * y", ("x", "y"), gradients=3),
+     "'gradients' must have one expression for each of x, y but got 3"),
+    (lambda: nary_from_expr("x * y", ("x", "y"), gradients="dy"),
+     "'gradients' must have one expression for each of x, y but got 'dy'"),
+    (lambda: nary_from_expr("x", ("x",), gradients={"x": 3}), "'gradients' must .* got {'x': 3}"),
+    (lambda: nary_from_expr({"o": "x"}, ("x",), gradients={"x": "1"}),
+     "'outputs' must have names whose cotangents are no other names but got do"),
     (lambda: nary_from_expr("dy * x", ("dy", "x"), gradients={"dy": "dy", "x": "x"}),
      "whose cotangents are no other names but got dy"),
     (lambda: zmlx.expression("math.exp(x)"), "write exp"),
@@ -358,6 +421,64 @@ def jit_of(source):
     scope = {"math": math}
     exec(compile(source, name, "exec"), scope)
     return zmlx.jit(scope["f"])
+
+
+OTHERWISE = ("NAN", "INFINITY", "M_PI_F", "M_E_F", "FLT_MAX", "INT_MAX", "CHAR_BIT", "HUGE_VALF",
+             "METAL_FUNC", "MLX_MTL_PRAGMA_UNROLL", "ZMLX_STEP_LOOP", "ZMLX_ROWS_LOOP", "__LINE__",
+             "__FILE__", "__asm__", "size_t", "grid_size", "zmlx_row_reduce", "pi", "inf",
+             "nan")  # fmt: skip
+
+
+def test_names_may_be_those_of_macros_and_constants():
+    """Some would reach the compiler as what they are defined as, others be their number."""
+    values = [X * (i + 1) for i in range(len(OTHERWISE))]
+    f = zmlx.expression(" + ".join(f"{n} * {n}" for n in OTHERWISE), inputs=OTHERWISE)
+    assert f.inputs == OTHERWISE
+    want = sum(x * x for x in values)
+    for function in (f, pickle.loads(pickle.dumps(f)), mx.vmap(f)):
+        close(function(*values), want)
+    close(f(**dict(zip(OTHERWISE, values, strict=True))), want)
+    with zmlx.target("reference"):
+        close(f(*values), want)
+    got = mx.grad(lambda *v: f(*v).sum(), argnums=tuple(range(len(values))))(*values)
+    for dx, x in zip(got, values, strict=True):
+        close(dx, 2 * x)
+    with pytest.raises(ValueError, match=r"\[expression\] 'NAN' must have dtype"):
+        f(X.astype(mx.int32), *values[1:])
+
+
+def test_lets_and_row_operands_may_have_the_names_of_macros_and_constants():
+    doubled = zmlx.elementwise.map("FLT_MAX * x + pi", ("x",), lets="FLT_MAX = x * x; pi = 2 * x")
+    close(doubled(X), X**3 + 2 * X)
+    first, second = OTHERWISE[::2], OTHERWISE[1::2]
+    kinds = dict.fromkeys(first, "row") | dict.fromkeys(second, "scalar")
+    f = zmlx.rowwise.map_reduce(
+        {"EOF": ("sum", " + ".join(kinds))}, {"FP_NAN": "EOF * nan + _Bool"},
+        inputs=kinds, lets="_Bool = NAN > 0.5",
+    )  # fmt: skip
+    total = (len(first) * X + len(second)).sum(-1, keepdims=True)
+    for target in (None, "reference"):
+        with zmlx.target(target) if target else contextlib.nullcontext():
+            close(f(*[X] * len(first), *[1.0] * len(second)), total * X + (X > 0.5))
+
+
+def test_a_condition_under_another_name_is_one():
+    for name in ("size", "NAN"):
+        f = zmlx.rowwise.map_reduce({"m": ("max", "x")}, name, lets=f"{name} = x == m")
+        assert f(X).dtype == mx.bool_
+
+
+def test_an_output_whose_cotangent_would_be_a_word_of_metal():
+    f = nary_from_expr({"o": "x * x", "ouble": "2 * x"}, ("x",))
+    close(mx.grad(lambda x: sum(y.sum() for y in f(x)))(X), 2 * X + 2)
+
+
+@pytest.mark.parametrize("derivative", ["x) + (x", "2 * dy", "x; y = 2"])
+def test_a_derivative_is_an_expression_by_itself(derivative):
+    with pytest.raises(ValueError, match=r"\[expression\] .* at column"):
+        unary_from_expr("x * x", derivative=derivative)
+    with pytest.raises(ValueError, match=r"\[expression\] .* at column"):
+        binary_from_expr("x * y", derivatives=("y", derivative))
 
 
 def test_lets_outputs_and_reductions_may_have_such_names_too():

@@ -39,6 +39,7 @@ from .codegen import (
     free_names,
 )
 from .expr import Block, Expr
+from .expr.parse import METAL_WORDS, is_reserved
 from .metal import scalar
 from .pattern import DtypeRule, Number, PatternKernel
 from .targets import cpu
@@ -196,12 +197,13 @@ class ExpressionFunction(BroadcastFunction):
         self._cotangents: dict[str, str] = {}
         for y, e in outputs.items():
             if not e.is_condition:
-                self._cotangents[y] = unused_name(f"d{y}", {*written, *written.values()})
+                taken = METAL_WORDS.union(written, written.values())
+                self._cotangents[y] = unused_name(f"d{y}", taken)
         own = {f"d{y}": c for y, c in self._cotangents.items()} | written
-        values = {n: expr.name(w) for n, w in own.items() if n != w}
+        renamed = {n: w for n, w in own.items() if n != w}
 
         def body(e: Expr) -> Expr:
-            return e.substitute(values) if values else e
+            return e.rename(renamed)
 
         self._names = tuple(written[n] for n in inputs)
         self._outputs = {written[y]: body(e) for y, e in outputs.items()}
@@ -379,13 +381,33 @@ def unused_name(stem: str, taken: Iterable[str]) -> str:
     return stem
 
 
+def check_text(op: str, argument: str, text: Any) -> None:
+    """Raises unless `text` is a str."""
+    if not isinstance(text, str):
+        raise TypeError(f"[{op}] '{argument}' must be a str but got {text!r}.")
+
+
+def is_pair_of_texts(pair: Any) -> bool:
+    """Whether these are two texts."""
+    return (
+        isinstance(pair, (tuple, list))
+        and len(pair) == 2
+        and all(isinstance(text, str) for text in pair)
+    )
+
+
+def _are_texts(texts: Any) -> bool:
+    """Whether these are keys to texts."""
+    return isinstance(texts, Mapping) and all(isinstance(text, str) for text in texts.values())
+
+
 def named_outputs(
     op: str, outputs: str | Mapping[str, str], taken: Sequence[str]
 ) -> dict[str, str]:
     """Names to expressions; a single expression is named y, or the like where y is `taken`."""
     if isinstance(outputs, str):
         return {unused_name("y", taken): outputs}
-    if not isinstance(outputs, Mapping) or not outputs:
+    if not _are_texts(outputs) or not outputs:
         raise ValueError(
             f"[{op}] 'outputs' must be an expression or names to expressions but got {outputs!r}."
         )
@@ -416,6 +438,7 @@ def nary_from_expr(
     if not inputs:
         raise ValueError(f"[{name}] 'inputs' must have at least one name but got {inputs}.")
     named = named_outputs(name, outputs, inputs)
+    check_text(name, "lets", lets)
     if set(named) & set(inputs):
         raise ValueError(
             f"[{name}] 'outputs' must not share names with the inputs but got {named}."
@@ -425,16 +448,17 @@ def nary_from_expr(
     parsed = {y: expr.parse(text, known) for y, text in named.items()}
     given = None
     if gradients is not None:
-        if not isinstance(gradients, Mapping) or set(gradients) != set(inputs):
+        if not _are_texts(gradients) or set(gradients) != set(inputs):
             raise ValueError(
-                f"[{name}] 'gradients' must have one entry for each of {', '.join(inputs)} but got "
-                f"{', '.join(gradients)}."
+                f"[{name}] 'gradients' must have one expression for each of {', '.join(inputs)} "
+                f"but got {gradients!r}."
             )
         cotangents = {"dy"} if isinstance(outputs, str) else {f"d{y}" for y in named}
-        if cotangents & set(known):
+        meant = [c for c in sorted(cotangents) if c in known or is_reserved(c)]
+        if meant:
             raise ValueError(
                 f"[{name}] 'outputs' must have names whose cotangents are no other names but got "
-                f"{', '.join(sorted(cotangents & set(known)))}."
+                f"{', '.join(meant)}."
             )
         allowed = (*known, *sorted(cotangents))
         given = [expr.parse(gradients[n], allowed) for n in inputs]
@@ -443,11 +467,21 @@ def nary_from_expr(
     return ExpressionFunction(name, inputs, parsed, block, given)
 
 
+def _chain(cotangent: str, derivative: str, names: Sequence[str]) -> str:
+    """The text of the gradient with this derivative, which must be an expression by itself."""
+    expr.parse(derivative, names)
+    return f"{cotangent} * ({derivative})"
+
+
 def unary_from_expr(
     expression: str, *, derivative: str | None = None, name: str = "unary"
 ) -> ExpressionFunction:
     """A function of one array, from an expression in `x`; `derivative` is dy/dx in `x`."""
-    gradients = None if derivative is None else {"x": f"dy * ({derivative})"}
+    check_text(name, "expression", expression)
+    gradients = None
+    if derivative is not None:
+        check_text(name, "derivative", derivative)
+        gradients = {"x": _chain("dy", derivative, ("x",))}
     return nary_from_expr(expression, ("x",), gradients=gradients, name=name)
 
 
@@ -460,6 +494,7 @@ def binary_from_expr(
 ) -> ExpressionFunction:
     """A function of two arrays that broadcast, from an expression in `inputs`; `derivatives` are
     those in the first and in the second."""
+    check_text(name, "expression", expression)
     names = check_names(name, "inputs", inputs)
     if len(names) != 2:
         raise ValueError(f"[{name}] 'inputs' must be two names but got {list(names)}.")
@@ -468,11 +503,13 @@ def binary_from_expr(
         output += "_"
     gradients = None
     if derivatives is not None:
-        if isinstance(derivatives, str) or len(derivatives) != 2:
+        if not is_pair_of_texts(derivatives):
             raise ValueError(
                 f"[{name}] 'derivatives' must be two expressions but got {derivatives!r}."
             )
-        gradients = {n: f"d{output} * ({d})" for n, d in zip(names, derivatives, strict=True)}
+        gradients = {
+            n: _chain(f"d{output}", d, names) for n, d in zip(names, derivatives, strict=True)
+        }
     return nary_from_expr({output: expression}, names, gradients=gradients, name=name)
 
 

@@ -11,13 +11,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from . import expr
-from .autograd import ExpressionFunction, binary_from_expr, nary_from_expr, unused_name
+from .autograd import (
+    ExpressionFunction,
+    binary_from_expr,
+    check_text,
+    nary_from_expr,
+    unused_name,
+)
 
 __all__ = ["binary", "expression", "map", "unary"]
 
 
 def unary(text: str, *, name: str = "unary") -> ExpressionFunction:
     """A function of one array from an expression in `x`."""
+    check_text(name, "text", text)
     return nary_from_expr(text, ("x",), name=name)
 
 
@@ -25,6 +32,7 @@ def binary(
     text: str, *, inputs: tuple[str, str] = ("x", "y"), name: str = "binary"
 ) -> ExpressionFunction:
     """A function of two arrays that broadcast, from an expression in `inputs`."""
+    check_text(name, "text", text)
     return binary_from_expr(text, inputs=inputs, name=name)
 
 
@@ -56,6 +64,7 @@ def expression(
         inputs: the order of the arguments; default: the names in order of appearance.
         name: prefix of the kernel's name.
     """
+    check_text(name, "text", text)
     names = inputs if inputs is not None else expr.parse(text).names()
     if not names:
         raise ValueError(f"[{name}] 'text' must name at least one input but got {text!r}.")

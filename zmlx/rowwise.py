@@ -7,9 +7,10 @@
     ...     {"m": ("max", "x"), "s": ("sum", "exp(x - m)")}, "exp(x - m) / s")
 
 Any number of inputs, reductions and outputs, in one launch. Inputs are float32, float16, bfloat16
-or bool; arithmetic is in float32; a number has the promoted dtype of the inputs, scalars aside
-(float32 where all are bool), a condition is bool. The gradient is MLX's, of the same
-expressions in plain MLX; a kernel with its own backward is a few lines in `zmlx.kernels`.
+or bool; arithmetic is in float32, that of the row length and of indices too; a number has the
+promoted dtype of the inputs, scalars aside (float32 where all are bool), a condition is bool. The
+gradient is MLX's, of the same expressions in plain MLX; a kernel with its own backward is a few
+lines in `zmlx.kernels`.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ import mlx.core as mx
 
 from . import expr, msl
 from .arguments import BOOLEAN, FLOATING, Argument, check_identifier, check_names
-from .autograd import named_outputs
+from .autograd import check_text, is_pair_of_texts, named_outputs
 from .codegen import Let, Operand, Output, Pass, Reduce, Rowwise, free_names
 from .pattern import Number, PatternKernel
 
 _SHAPES = {"row": "(*, D)", "column": "(D,)", "per_row": "(*)", "scalar": "()"}
 KINDS = tuple(_SHAPES)
 
-#: What an expression may name besides: the row length, and the index in the row.
+#: What an expression may name besides: the row length, and the index in the row. A kernel's body
+#: has them as unsigned integers, which neither go below zero nor divide as numbers do, so that
+#: expressions get a float of each under another name.
 _OWN = ("D", "j")
 
 #: The ops, and what `codegen` calls them: extremes are NaN where an element is, as in MLX.
@@ -52,6 +55,10 @@ def reduce(
         inputs: names, all of shape (*, D), or names to kinds; see `map_reduce`.
         name: prefix of the kernel's name.
     """
+    if not isinstance(op, str) or op not in _OPS:
+        raise ValueError(f"[{name}] 'op' must be one of {', '.join(_OPS)} but got {op!r}.")
+    check_text(name, "expression", expression)
+    check_text(name, "finalize", finalize)
     return map_reduce({"total": (op, expression)}, finalize, inputs=inputs, name=name)
 
 
@@ -69,7 +76,7 @@ def map_reduce(
     Args:
         reductions: a name to (op, expression); an expression may name the reductions before it,
             which costs another walk over the row. Expressions may also name D, the row length, and
-            j, the index in the row.
+            j, the index in the row, both of them floats.
         outputs: an expression, or names to expressions. One that names an element has the shape
             (*, D), one that names only reductions the shape (*).
         inputs: names, all of shape (*, D), or names to kinds: "row" (*, D), "column" (D,),
@@ -90,6 +97,7 @@ def map_reduce(
         raise ValueError(f"[{name}] 'inputs' must have an input of kind row but got {kinds}.")
     _check_reductions(name, reductions, kinds)
     named = named_outputs(name, outputs, ())
+    check_text(name, "lets", lets)
     block = _parse_lets(lets, (*kinds, *reductions, *_OWN))
     known = (*kinds, *reductions, *block, *_OWN)
     typed = expr.Block(tuple(block.items())).typed
@@ -101,11 +109,11 @@ def map_reduce(
         if n not in block and kinds.get(n) not in ("row", "column"):
             raise ValueError(f"[{name}] 'keep' must name elements but got {n!r}.")
 
-    written = free_names(dict.fromkeys([*kinds, *reductions, *block, *named]))
-    values = {n: expr.name(w) for n, w in written.items() if n != w}
+    written = free_names(dict.fromkeys([*kinds, *reductions, *block, *named, *_OWN]))
+    renamed = {n: w for n, w in written.items() if n != w}
 
     def body(e: expr.Expr) -> expr.Expr:
-        return e.substitute(values) if values else e
+        return e.rename(renamed)
 
     arguments = {
         written[n]: Argument(n, _SHAPES[kind], FLOATING + BOOLEAN) for n, kind in kinds.items()
@@ -116,13 +124,19 @@ def map_reduce(
     block = {written[n]: body(e) for n, e in block.items()}
     results = {written[n]: body(e) for n, e in results.items()}
 
-    of_element = {n for n, kind in kinds.items() if kind in ("row", "column")} | {"j"}
+    length, index = written["D"], written["j"]
+    of_element = {n for n, kind in kinds.items() if kind in ("row", "column")} | {index}
     for n, e in block.items():
         if of_element & set(e.names()):
             of_element.add(n)
-    passes = _passes(ops, reduced, block, of_element)
+    before, passes = _passes(ops, reduced, block, of_element)
     element_lets = tuple(_let(n, e) for n, e in block.items() if n in of_element)
     every = [*reduced.values(), *results.values(), *block.values()]
+    used = {n for e in every for n in e.names()}
+    if length in used:
+        before = (Let(length, "D"), *before)
+    if index in used:
+        element_lets = (Let(index, "j"), *element_lets)
     called = [e.metal() for e in every] + [f"zmlx_{_OPS[op]}" for op in ops.values()]
     return PatternKernel(
         name,
@@ -135,6 +149,7 @@ def map_reduce(
             passes,
             element_lets,
             tuple(written[n] for n in keep),
+            before,
         ),
         tuple(
             mx.bool_ if e.is_condition else Number(n for n, k in kinds.items() if k != "scalar")
@@ -161,7 +176,7 @@ def _check_reductions(
         if n in kinds or n in _OWN:
             raise ValueError(f"[{op}] 'reductions' must have names of their own but got {n!r}.")
         pair = reductions[n]
-        if isinstance(pair, str) or len(pair) != 2:
+        if not is_pair_of_texts(pair):
             raise ValueError(
                 f"[{op}] 'reductions' must be pairs of op and expression but got {n}={pair!r}."
             )
@@ -181,17 +196,13 @@ def _check_order(op: str, reduced: Mapping[str, expr.Expr], lets: Mapping[str, e
     """Raises if a reduction needs itself or one behind it, directly or through a let."""
     order = list(reduced)
     for i, (n, e) in enumerate(reduced.items()):
-        work, seen = list(e.names()), set()
-        while work:
-            needed = work.pop()
-            if needed in order[i:]:
+        reached = _reached(e, lets)
+        for needed in order[i:]:
+            if needed in reached:
                 raise ValueError(
                     f"[{op}] 'reductions' must need only those before them but got {n!r}, which "
                     f"needs {needed!r}."
                 )
-            if needed in lets and needed not in seen:
-                seen.add(needed)
-                work.extend(lets[needed].names())
 
 
 def _let(name: str, e: expr.Expr) -> Let:
@@ -203,29 +214,38 @@ def _passes(
     reduced: Mapping[str, expr.Expr],
     lets: Mapping[str, expr.Expr],
     of_element: set[str],
-) -> tuple[Pass, ...]:
-    """Reductions that do not need one another share a walk; lets of the whole row follow the walk
-    after which they can be computed."""
+) -> tuple[tuple[Let, ...], tuple[Pass, ...]]:
+    """The lets of the whole row that come before any walk, and the walks. Reductions that do not
+    need one another share one; other lets of the whole row follow the one after which they can be
+    computed."""
     level: dict[str, int] = {}
 
     def depth(e: expr.Expr) -> int:
         """The number of walks that come before `e` can be computed."""
-        found = 0
-        for n in e.names():
-            if n in level:
-                found = max(found, level[n])
-            elif n in lets:
-                found = max(found, depth(lets[n]))
-        return found
+        return max((level[n] for n in _reached(e, lets) if n in level), default=0)
 
     for n, e in reduced.items():
         level[n] = depth(e) + 1
-    count = max(level.values(), default=0)
-    rows = [(n, e) for n, e in lets.items() if n not in of_element]
-    return tuple(
+    after = {n: depth(e) for n, e in lets.items() if n not in of_element}
+
+    def lets_after(walk: int) -> tuple[Let, ...]:
+        return tuple(_let(n, lets[n]) for n, i in after.items() if i == walk)
+
+    return lets_after(0), tuple(
         Pass(
             tuple(Reduce(n, _OPS[ops[n]], e.metal()) for n, e in reduced.items() if level[n] == i),
-            tuple(_let(n, e) for n, e in rows if max(depth(e), 1) == i),
+            lets_after(i),
         )
-        for i in range(1, count + 1)
+        for i in range(1, max(level.values(), default=0) + 1)
     )
+
+
+def _reached(e: expr.Expr, lets: Mapping[str, expr.Expr]) -> set[str]:
+    """The names that `e` needs, directly or through lets."""
+    work, found = list(e.names()), set[str]()
+    while work:
+        n = work.pop()
+        if n not in found:
+            found.add(n)
+            work.extend(lets[n].names() if n in lets else ())
+    return found

@@ -29,6 +29,17 @@ SUFFIXES = (
     "_total",
 )  # fmt: skip
 
+#: Names that are read as something else than a value. Compilers own those that begin with two
+#: underscores or one and a capital, macros are all capitals, the headers' own names have prefixes;
+#: then what bodies call, what MLX declares around them, and constants of the expression language.
+_OTHER_MEANING = re.compile(
+    r"""_[A-Z_]\w* | [A-Z][A-Z0-9_]{2,} | (?:zmlx|zk|ZMLX|ZK)_\w* | scratch_\w+ | size_t
+      | (?:dispatch_)?(?:thread|quad|simd)\w*_(?:in|per)_\w+
+      | thread_execution_width | grid_origin | grid_size
+      | pi | inf | nan""",
+    re.VERBOSE | re.ASCII,
+)
+
 
 def taken_names(names: Iterable[str]) -> frozenset[str]:
     """Names that the body of a pattern of `names` uses itself."""
@@ -36,13 +47,13 @@ def taken_names(names: Iterable[str]) -> frozenset[str]:
 
 
 def free_names(names: Iterable[str]) -> dict[str, str]:
-    """Each of `names` as a pattern can take it: itself, or with underscores behind it where a body
-    uses it itself."""
+    """Each of `names` as a pattern can take it: itself, with a word before it where it means
+    something else to a compiler, and with underscores behind it where a body uses it itself."""
     names = tuple(names)
     taken = taken_names(names)
     free: dict[str, str] = {}
     for name in names:
-        text = name
+        text = f"named_{name}" if _OTHER_MEANING.fullmatch(name) else name
         while text in taken or (text != name and text in (*names, *free.values())):
             text += "_"
         free[name] = text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from .nodes import Expr
@@ -49,11 +50,15 @@ class Block:
 
     def typed(self, e: Expr) -> Expr:
         """`e` with the lets that are conditions named as such; the parser takes them for floats."""
-        conditions: dict[str, Expr] = {}
+        return e.substitute(self._conditions) if self._conditions else e
+
+    @cached_property
+    def _conditions(self) -> dict[str, Expr]:
+        found: dict[str, Expr] = {}
         for let, value in self.lets:
-            if value.substitute(conditions).is_condition:
-                conditions[let] = Expr("condition", (), let)
-        return e.substitute(conditions) if conditions else e
+            if value.substitute(found).is_condition:
+                found[let] = Expr("condition", (), let)
+        return found
 
     def evaluate(self, arrays: Mapping[str, mx.array]) -> dict[str, mx.array]:
         """The value of every let in plain MLX ops."""

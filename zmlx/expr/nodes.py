@@ -60,10 +60,11 @@ class Expr:
             and (self.head, self.args, self.text) == (other.head, other.args, other.text)
         )
 
-    def __reduce__(self) -> tuple[Callable[..., Expr], tuple[str]]:
-        from .parse import parse
-
-        return parse, (self.metal(),)
+    def __reduce__(self) -> tuple[Callable[..., Expr], tuple[_Flat]]:
+        # Not the text, in which a name that hides a constant would be that constant.
+        nodes = self.nodes()
+        place = {e: i for i, e in enumerate(nodes)}
+        return _unflatten, ([(e.head, tuple(place[a] for a in e.args), e.text) for e in nodes],)
 
     def __repr__(self) -> str:
         return f"parse({self.metal()!r})"
@@ -108,8 +109,27 @@ class Expr:
         """The expression with names replaced by expressions."""
         return rebuild(self, lambda e: e if e.head == "literal" else values.get(e.text, e), call)
 
+    def rename(self, names: Mapping[str, str]) -> Expr:
+        """The expression with other names, of floats and of conditions as before."""
+
+        def leaf(e: Expr) -> Expr:
+            return e if e.head == "literal" else Expr(e.head, (), names.get(e.text, e.text))
+
+        return rebuild(self, leaf, call) if names else self
+
 
 _NODES: WeakValueDictionary[Any, Expr] = WeakValueDictionary()
+
+#: The distinct nodes of an expression, arguments first: head, places of the arguments, text.
+_Flat = list[tuple[str, tuple[int, ...], str]]
+
+
+def _unflatten(flat: _Flat) -> Expr:
+    nodes: list[Expr] = []
+    for head, args, text in flat:
+        nodes.append(Expr(head, tuple(nodes[i] for i in args), text))
+    return nodes[-1]
+
 
 _HEXADECIMAL = re.compile(r"0[xX]")
 _WORDS = ("INFINITY", "NAN", "true", "false")

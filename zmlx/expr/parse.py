@@ -85,6 +85,7 @@ class _Parser:
         self.text = text
         self.names = None if names is None else tuple(names)
         self.seen: dict[str, int] = {}
+        self.lets: dict[str, Expr] = {}
         self.tokens: list[_Token] = []
         for match in _TOKEN.finditer(text):
             kind = str(match.lastgroup)
@@ -234,15 +235,14 @@ class _Parser:
 
     def name(self, token: _Token) -> Expr:
         text = token.text
-        if self.names is None or text not in self.names:
+        if text not in self.lets and (self.names is None or text not in self.names):
             if text in _TRUTHS:
                 return literal(text.lower())
             if text in CONSTANTS:
                 return literal(CONSTANTS[text])
             if self.names is not None:
-                known = (
-                    f"the names are {', '.join(self.names)}" if self.names else "it names nothing"
-                )
+                names = (*self.names, *self.lets)
+                known = f"the names are {', '.join(names)}" if names else "it names nothing"
                 self.fail(f"unknown name {text!r}", token.at, known)
             if is_function(text):
                 self.fail(f"{text!r} is a function", token.at, f"write {text}(…)")
@@ -284,8 +284,7 @@ class _Parser:
         return rule(meaning).substitute(values)
 
     def statements(self) -> Block:
-        inputs = self.names
-        lets: dict[str, Expr] = {}
+        lets = self.lets
         while True:
             self.lines = False
             while self.take(";"):
@@ -302,7 +301,7 @@ class _Parser:
                 self.fail(f"{token.text!r} is a function", token.at, "choose another name")
             if token.text in lets:
                 self.fail(f"{token.text!r} is defined twice", token.at)
-            if token.text in self.seen or token.text in (inputs or ()):
+            if token.text in self.seen or token.text in (self.names or ()):
                 self.fail(f"{token.text!r} is an input already", token.at)
             self.i += 1
             self.expect("=", f"after {token.text}")
@@ -310,8 +309,6 @@ class _Parser:
             if token.text in self.seen:
                 self.fail(f"{token.text!r} is used in its definition", self.seen[token.text])
             lets[token.text] = value
-            if inputs is not None:
-                self.names = (*inputs, *lets)
             if self.token.kind not in ("line", "end") and self.token.text != ";":
                 self.unexpected("expected ';' or a new line")
 

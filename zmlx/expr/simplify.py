@@ -4,15 +4,22 @@ Only what a derivative adds goes through here, never what the user wrote. Consta
 where float arithmetic is exact. Products with the constant 0 vanish, and a factor of an arm
 of a conditional whose other arm is 0 goes into that arm: `(c ? g : 0) * p` becomes `c ? g * p : 0`,
 so that an infinite `p` where `c` does not hold makes no NaN.
+
+Conditionals may lie in one another as deep as an expression is long, so no rule calls `simplified`:
+it yields the head and the arguments of a term, and is sent the term in its simplest form.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from fractions import Fraction
+from typing import Any
 
 from .nodes import FALSE, ONE, TRUE, ZERO, Expr, call, exact_value, literal
+
+_Term = tuple[Any, ...]
+_Rule = Generator[_Term, Expr, Expr | None]
 
 _FOLD: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
     "+": operator.add,
@@ -32,11 +39,11 @@ _COMPARE: dict[str, Callable[[Fraction, Fraction], bool]] = {
 
 def _value(e: Expr) -> Fraction | None:
     """The value of a literal, negated or not, that float holds exactly."""
-    if e.head == "neg":
-        inner = _value(e.args[0])
-        return None if inner is None else -inner
+    sign = 1
+    while e.head == "neg":
+        sign, e = -sign, e.args[0]
     value = exact_value(e)
-    return value if value is not None and _exact(value) else None
+    return sign * value if value is not None and _exact(value) else None
 
 
 def _exact(value: Fraction) -> bool:
@@ -55,13 +62,39 @@ def _guarded(e: Expr) -> bool:
     return e.head == "?:" and ZERO in e.args[1:]
 
 
-def _into(e: Expr, apply: Callable[[Expr], Expr]) -> Expr:
+def _into(e: Expr, term: Callable[[Expr], _Term]) -> _Rule:
     c, x, y = e.args
-    return simplified("?:", c, x if x == ZERO else apply(x), y if y == ZERO else apply(y))
+    x = x if x == ZERO else (yield term(x))
+    y = y if y == ZERO else (yield term(y))
+    return (yield "?:", c, x, y)
 
 
 def simplified(head: str, *args: Expr) -> Expr:
     """`call(head, *args)` or something simpler of the same value; see the module."""
+    waiting = [_simplify(head, *args)]
+    found: Any = None
+    while waiting:
+        try:
+            term = waiting[-1].send(found)
+        except StopIteration as end:
+            waiting.pop()
+            found = end.value
+        else:
+            waiting.append(_simplify(*term))
+            found = None
+    return found  # type: ignore[no-any-return]
+
+
+def _simplify(head: str, *args: Expr) -> _Rule:
+    simpler = _folded(head, args)
+    if simpler is None and head in _RULES:
+        simpler = yield from _RULES[head](*args)
+    elif simpler is None and head in _CHOICES:
+        simpler = _CHOICES[head](*args)
+    return simpler or call(head, *args)
+
+
+def _folded(head: str, args: tuple[Expr, ...]) -> Expr | None:
     values = [_value(a) for a in args]
     if len(args) == 2 and values[0] is not None and values[1] is not None:
         if head in _COMPARE:
@@ -70,8 +103,7 @@ def simplified(head: str, *args: Expr) -> Expr:
             folded = _FOLD[head](values[0], values[1])
             if _exact(folded):
                 return _literal(folded)
-    rules = _RULES.get(head)
-    return (rules(*args) if rules else None) or call(head, *args)
+    return None
 
 
 def _choose(c: Expr, x: Expr, y: Expr) -> Expr | None:
@@ -96,40 +128,44 @@ def _not(x: Expr) -> Expr | None:
     return {TRUE: FALSE, FALSE: TRUE}.get(x)
 
 
-def _negate(x: Expr) -> Expr | None:
+def _pow(x: Expr, y: Expr) -> Expr | None:
+    return x if _value(y) == 1 else None
+
+
+def _negate(x: Expr) -> _Rule:
     if x == ZERO:
         return ZERO
     if x.head == "neg":
         return x.args[0]
     if x.head == "-":
-        return simplified("-", x.args[1], x.args[0])
-    return _into(x, lambda v: simplified("neg", v)) if _guarded(x) else None
+        return (yield "-", x.args[1], x.args[0])
+    return (yield from _into(x, lambda v: ("neg", v))) if _guarded(x) else None
 
 
-def _add(x: Expr, y: Expr) -> Expr | None:
+def _add(x: Expr, y: Expr) -> _Rule:
     if x == ZERO:
         return y
     if y == ZERO:
         return x
     if y.head == "neg":
-        return simplified("-", x, y.args[0])
+        return (yield "-", x, y.args[0])
     if x.head == "neg":
-        return simplified("-", y, x.args[0])
+        return (yield "-", y, x.args[0])
     if x.head == y.head == "?:" and x.args[0] == y.args[0] and _guarded(x) and _guarded(y):
         c, a, b = x.args
-        return simplified("?:", c, simplified("+", a, y.args[1]), simplified("+", b, y.args[2]))
+        return (yield "?:", c, (yield "+", a, y.args[1]), (yield "+", b, y.args[2]))
     return None
 
 
-def _subtract(x: Expr, y: Expr) -> Expr | None:
+def _subtract(x: Expr, y: Expr) -> _Rule:
     if y == ZERO:
         return x
     if x == ZERO:
-        return simplified("neg", y)
-    return simplified("+", x, y.args[0]) if y.head == "neg" else None
+        return (yield "neg", y)
+    return (yield "+", x, y.args[0]) if y.head == "neg" else None
 
 
-def _multiply(x: Expr, y: Expr) -> Expr | None:
+def _multiply(x: Expr, y: Expr) -> _Rule:
     if ZERO in (x, y):
         return ZERO
     if x == ONE:
@@ -137,41 +173,39 @@ def _multiply(x: Expr, y: Expr) -> Expr | None:
     if y == ONE:
         return x
     if x.head == "neg":
-        return simplified("neg", simplified("*", x.args[0], y))
+        return (yield "neg", (yield "*", x.args[0], y))
     if y.head == "neg":
-        return simplified("neg", simplified("*", x, y.args[0]))
+        return (yield "neg", (yield "*", x, y.args[0]))
     if _guarded(x):
-        return _into(x, lambda v: simplified("*", v, y))
+        return (yield from _into(x, lambda v: ("*", v, y)))
     if _guarded(y):
-        return _into(y, lambda v: simplified("*", x, v))
+        return (yield from _into(y, lambda v: ("*", x, v)))
     if y.head == "/" and y.args[0] == ONE:
-        return simplified("/", x, y.args[1])
+        return (yield "/", x, y.args[1])
     return None
 
 
-def _divide(x: Expr, y: Expr) -> Expr | None:
+def _divide(x: Expr, y: Expr) -> _Rule:
     if x == ZERO:
         return ZERO
     if y == ONE:
         return x
     if x.head == "neg":
-        return simplified("neg", simplified("/", x.args[0], y))
-    return _into(x, lambda v: simplified("/", v, y)) if _guarded(x) else None
+        return (yield "neg", (yield "/", x.args[0], y))
+    return (yield from _into(x, lambda v: ("/", v, y))) if _guarded(x) else None
 
 
-def _pow(x: Expr, y: Expr) -> Expr | None:
-    return x if _value(y) == 1 else None
-
-
-_RULES: dict[str, Callable[..., Expr | None]] = {
+_CHOICES: dict[str, Callable[..., Expr | None]] = {
     "?:": _choose,
     "&&": _and,
     "||": _or,
     "!": _not,
+    "pow": _pow,
+}
+_RULES: dict[str, Callable[..., _Rule]] = {
     "neg": _negate,
     "+": _add,
     "-": _subtract,
     "*": _multiply,
     "/": _divide,
-    "pow": _pow,
 }
