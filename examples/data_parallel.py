@@ -1,7 +1,7 @@
 """Data-parallel training on MLX's own distributed engine, with a patched model.
 
-    python examples/data_parallel.py                                  # one process
-    mlx.launch -n 2 --backend ring examples/data_parallel.py          # two processes, here
+    python examples/data_parallel.py                                       # one process
+    mlx.launch -n 2 --backend ring -- python examples/data_parallel.py     # two processes, here
 
 Every process takes its part of each batch, and gradients are averaged, so that any number of
 processes learns the same as one.

@@ -5,6 +5,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
+import zmlx
 from zmlx import metal
 from zmlx.kernels import js_div, kl_div
 
@@ -146,6 +147,15 @@ def test_js_div_is_two_divergences_from_the_mixture(beta):
         got = js_div(array(np.log(q)), array(target), beta=beta, reduction="none",
                      log_target=log_target)  # fmt: skip
         np.testing.assert_allclose(np.array(got), want, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+@pytest.mark.parametrize("beta, p", [(0.5, 1e-45), (0.1, 1e-45), (0.01, 1e-44)])
+def test_a_probability_whose_share_of_the_mixture_rounds_to_0(beta, p, target):
+    with zmlx.target(target):
+        slope = mx.grad(lambda t: js_div(mx.array([-132.0]), t, beta=beta, reduction="sum"))
+        got = slope(mx.array(np.float32([p]))).item()
+    assert got == pytest.approx(-beta * np.log(beta), rel=1e-5)
 
 
 def test_js_div_is_symmetric_and_at_most_log_2():

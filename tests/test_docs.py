@@ -1,5 +1,6 @@
 """Pages are current, and what they show runs."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -7,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from zmlx import kernels
 from zmlx.cli import language
 from zmlx.cli.page import page
+from zmlx.registry import ops
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "UPSTREAMING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -18,6 +21,19 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 def test_the_catalogue_page_is_current():
     """Otherwise: python -m zmlx list --page > docs/catalogue.md"""
     assert (ROOT / "docs" / "catalogue.md").read_text() == page()
+
+
+@pytest.mark.parametrize("op", tuple(ops()), ids=lambda o: o.name)
+def test_the_catalogue_page_is_of_what_a_user_calls(op):
+    """And not of the entry's function, which tests and benchmarks call."""
+    parameters = inspect.signature(getattr(kernels, op.name)).parameters
+    text = page().partition(f"### `{op.name}`\n")[2].partition("\n### ")[0]
+    call = re.search(rf"^{op.name}\((.*)\)$", text, re.MULTILINE)[1]
+    names = re.findall(r"(?:^|, )(\*{0,2}\w+)(?=: )", call)
+    assert names == list(parameters)
+    for name, cell in re.findall(r"^\| `(\w+)` \| \| (.*) \| \|$", text, re.MULTILINE):
+        default = parameters[name].default
+        assert cell == ("required" if default is inspect._empty else f"default `{default}`")
 
 
 def test_the_page_of_the_language_is_current():

@@ -56,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     try:
         import_module("zmlx.launch")  # which reads ZMLX_TARGET
+        import_module("zmlx.checks")  # and this one ZMLX_CHECK
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2

@@ -11,8 +11,10 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import inf
 from numbers import Integral, Real
 from operator import index
+from struct import pack, unpack
 from typing import Any
 
 import mlx.core as mx
@@ -20,6 +22,9 @@ import mlx.core as mx
 FLOATING = (mx.float32, mx.float16, mx.bfloat16)
 INDICES = (mx.int32, mx.uint32, mx.int64)
 BOOLEAN = (mx.bool_,)
+
+#: From here on a number is infinite as a float32, which kernels take numbers as.
+_TOO_LARGE = 2.0**128 - 2.0**103
 
 #: A name that Metal can take.
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -140,8 +145,12 @@ def python_number(value: Any) -> bool | int | float | None:
     return float(value) if isinstance(value, Real) else None
 
 
-def check_number(op: str, name: str, value: Any) -> float:
-    """`value` as a float, or an error."""
+def float32(number: float) -> float:
+    """`number`, not beyond the range of a float32, rounded to one."""
+    return float(unpack("f", pack("f", number))[0])
+
+
+def _number(op: str, name: str, value: Any) -> float:
     if type(value) is float:
         return value
     if not isinstance(value, Real) or isinstance(value, bool):
@@ -155,6 +164,14 @@ def check_number(op: str, name: str, value: Any) -> float:
         ) from None
 
 
+def check_number(op: str, name: str, value: Any) -> float:
+    """`value` as a float that is infinite as a float32 only if it is itself, or an error."""
+    number = _number(op, name, value)
+    if _TOO_LARGE <= abs(number) < inf:
+        raise ValueError(f"[{op}] '{name}' must be in the range of a float32 but got {value}.")
+    return number
+
+
 def number_for(
     op: str, name: str, value: Any, dtypes: Sequence[mx.Dtype]
 ) -> bool | int | float | None:
@@ -166,18 +183,42 @@ def number_for(
     if mx.float32 in dtypes:
         return float(value) if isinstance(value, bool) else check_number(op, name, value)
     number = python_number(value)
+    if isinstance(number, float):
+        return check_number(op, name, number)
     if isinstance(number, int) and not -(2**63) <= number < 2**63:
         raise ValueError(f"[{op}] '{name}' must be a number of 64 bits but got a larger int.")
     return number
 
 
+def check_finite(op: str, name: str, value: Any) -> float:
+    """`value` as a float that is finite as a float32, or an error."""
+    number = _number(op, name, value)
+    if not -_TOO_LARGE < number < _TOO_LARGE:
+        raise ValueError(f"[{op}] '{name}' must be finite but got {value}.")
+    return number
+
+
 def check_not_negative(op: str, name: str, value: Any) -> float:
-    """`value` as a float that is at least 0 and finite, or an error."""
-    number = check_number(op, name, value)
-    if not 0 <= number < float("inf"):
+    """`value` as a float that is at least 0 and finite as a float32, or an error."""
+    number = _number(op, name, value)
+    if not 0 <= number < _TOO_LARGE:
         wanted = "finite" if number > 0 else "at least 0"
         raise ValueError(f"[{op}] '{name}' must be {wanted} but got {value}.")
     return number
+
+
+def check_positive(op: str, name: str, value: Any) -> float:
+    """`value` as a float that is more than 0 and finite as a float32, or an error."""
+    number = _number(op, name, value)
+    if not (0 < number < _TOO_LARGE and float32(number) > 0):
+        raise ValueError(f"[{op}] '{name}' must be positive and finite but got {value}.")
+    return number
+
+
+def check_choice(op: str, name: str, value: Any, known: Sequence[str]) -> None:
+    """Raises unless `value` is one of the texts `known`. An array is none, whatever it equals."""
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"[{op}] '{name}' must be one of {', '.join(known)} but got {value!r}.")
 
 
 def check_integer(op: str, name: str, value: Any, wanted: str = "an int") -> int:

@@ -2,7 +2,7 @@
 
     >>> mish = zmlx.autograd.unary_from_expr("x * tanh(softplus(x))")
     >>> mx.grad(lambda x: mish(x).sum())(mx.array([0.0, 1.0]))
-    array([0.6, 1.04901], dtype=float32)
+    array([0.6, 1.04904], dtype=float32)
 
 A derivative that is not given is derived from the expression (`zmlx.expr`), with MLX's conventions
 at ties of min, max and where. Forward and backward are one kernel each.

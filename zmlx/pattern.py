@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from . import checks, launch, metal
-from .arguments import Argument, check, number_for, python_number
+from .arguments import Argument, check, check_array, number_for, python_number
 from .codegen import Columnwise, Elementwise, Fold, Scan
 from .interpret import Pattern, evaluate
 from .targets import cpu
@@ -101,6 +101,7 @@ class PatternKernel:
             pattern.source(),
             header + pattern.header,
         )
+        self._scalars = {x.array or x.name for x in pattern.inputs if x.kind in _SINGLE}
         self._launches: dict[launch.Settings, dict[bytes, Any]] = {}
 
     def __repr__(self) -> str:
@@ -111,7 +112,8 @@ class PatternKernel:
         return self
 
     def __call__(self, *inputs: Any) -> Any:
-        """Launches on arrays (or numbers, for scalars): an array, or a tuple of several outputs."""
+        """Launches on arrays (numbers for scalars alone): an array, or a tuple of several
+        outputs."""
         if checks.ENABLED and all(isinstance(x, mx.array) for x in inputs):
             self._check(inputs)
             if not cpu.maybe_tracing(inputs):
@@ -150,10 +152,15 @@ class PatternKernel:
         return metal.call(self.name, settings.target, prepared, inputs, self.evaluate, self.vjp)
 
     def _array(self, name: str, value: Any) -> Any:
-        """A number as the argument `name`, a float where that is one; else `value`."""
+        """A number as the scalar `name`, a float where that is one; else `value`, unless it is a
+        number for an argument that is none."""
         argument = self.arguments.get(name)
         number = number_for(self.name, name, value, argument.dtypes if argument else ())
-        return value if number is None else metal.scalar(number)
+        if number is None:
+            return value
+        if name not in self._scalars:
+            check_array(self.name, argument.name if argument else name, value)
+        return metal.scalar(number)
 
     def _has_0d_elements(self, inputs: tuple[mx.array, ...]) -> bool:
         by_name = dict(zip(self._inputs, inputs, strict=True))

@@ -15,8 +15,9 @@ from .arguments import Argument
 
 @dataclass(frozen=True)
 class Option:
-    """A keyword that is not an array: its default, the other values that tests try, and whether it
-    reaches the kernel as an input ("input": a new value compiles nothing) or as text ("text")."""
+    """A keyword that is not an array: the value that benchmarks give it, which need not be the
+    function's default, the other values that tests try, and whether it reaches the kernel as an
+    input ("input": a new value compiles nothing) or as text ("text")."""
 
     name: str
     default: Any
@@ -69,8 +70,10 @@ class Op:
 
     Attributes:
         name, family, summary, formula: for the catalogue; the formula in plain text.
-        function: the public function; `reference`: the same in plain MLX with a further keyword
-            `xp`, the array namespace (`mlx.core` unless given), so that it also runs in float64.
+        function: the public function, or one that calls it with its arrays first, or with values
+            for options that the user must choose; `reference`: the same in plain MLX with a further
+            keyword `xp`, the array namespace (`mlx.core` unless given), so that it also runs in
+            float64.
         arguments: the arrays, in the order of the call; options: the other keywords.
         outputs: symbolic shapes of the outputs.
         baseline: MLX's own fused version, where it has one.
@@ -116,6 +119,13 @@ class Op:
     rounding: float = 4.0
     refuses: Mapping[str, str] = field(default_factory=dict)
     needs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def public(self) -> Callable[..., Any]:
+        """What a user calls."""
+        from . import kernels
+
+        return getattr(kernels, self.name)  # type: ignore[no-any-return]
 
     @property
     def differentiable(self) -> tuple[int, ...]:

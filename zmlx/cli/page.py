@@ -39,7 +39,8 @@ def page() -> str:
 def _entry(op: Any) -> str:
     from zmlx.arguments import dtype_name
 
-    call = f"{op.name}{inspect.signature(op.function)}"
+    signature = inspect.signature(op.public)
+    call = f"{op.name}{signature}"
     call = call.replace("mlx.core.", "mx.").split(" ->")[0]
     rows = [f"### `{op.name}`\n", f"{op.summary[0].upper()}{op.summary[1:]}.\n", "```python"]
     rows += [call, "```\n", f"    {op.formula}\n"]
@@ -53,7 +54,9 @@ def _entry(op: Any) -> str:
         dtypes = ", ".join(dtype_name(d) for d in argument.dtypes)
         rows.append(f"| `{argument.name}` | `{argument.shape}` | {dtypes} | {notes.strip()} |")
     for option in op.options:
-        rows.append(f"| `{option.name}` | | default `{option.default}` | |")
+        default = signature.parameters[option.name].default
+        given = "required" if default is inspect.Parameter.empty else f"default `{default}`"
+        rows.append(f"| `{option.name}` | | {given} | |")
     moved = ["reads " + ", ".join(f"`{a.name}`" for a in op.arguments)]
     moved.append("writes " + ", ".join(f"`{shape}`" for shape in op.outputs))
     text = f"\nForward {', '.join(moved)}."

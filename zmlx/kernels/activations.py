@@ -8,13 +8,14 @@ at 0, 0 for hardtanh at its bounds.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..arguments import Argument
+from ..arguments import Argument, check_finite, check_number, float32
 from ..registry import Op, register
 from .pointwise import Element, Parameter, Parameters, pointwise
 
@@ -26,6 +27,22 @@ def _wide(rng: np.random.Generator, shape: tuple[int, ...], sizes: Mapping[str, 
 
 def _positive(rng: np.random.Generator, shape: tuple[int, ...], sizes: Mapping[str, int]) -> Any:
     return np.exp(rng.standard_normal(shape))
+
+
+def _check_divisor(op: str, name: str, value: Any) -> float:
+    """`value` as a finite float that is not 0 as a float32, or an error."""
+    number = check_finite(op, name, value)
+    if float32(number) == 0:
+        raise ValueError(f"[{op}] '{name}' must not be 0 but got {value}.")
+    return number
+
+
+def _check_bound(op: str, name: str, value: Any) -> float:
+    """`value` as a float, which may be infinite, or an error."""
+    number = check_number(op, name, value)
+    if number != number:
+        raise ValueError(f"[{op}] '{name}' must be a number but got {value}.")
+    return number
 
 
 # ---- how a row becomes an op --------------------------------------------------------------------
@@ -164,7 +181,7 @@ celu = _activation(
     lambda xp, x, alpha: xp.maximum(x, 0) + alpha * (xp.exp(xp.minimum(x, 0) / alpha) - 1),
     nn.celu, "F.celu(x, alpha)",
     derivative="exp((x > 0 ? 0 : x) / alpha)",
-    parameters=(_ALPHA,),
+    parameters=(replace(_ALPHA, meaning="minus the limit at -∞, not 0", check=_check_divisor),),
     gradient="Gradient for x, at 0 the derivative 1 where MLX's is 0.",
     paper="Barron 2017, arXiv:1704.07483",
 )
@@ -275,8 +292,9 @@ hardtanh = _activation(
     nn.hard_tanh, "F.hardtanh(x, min_val, max_val)",
     derivative="(x > min_val ? 1 : 0) * (x < max_val ? 1 : 0)",
     parameters=(
-        Parameter("min_val", -1.0, "lower bound", (-0.25,)),
-        Parameter("max_val", 1.0, "upper bound", (0.75,)),
+        Parameter("min_val", -1.0, "lower bound, -∞ for none", (-0.25,), _check_bound),
+        Parameter("max_val", 1.0, "upper bound, ∞ for none; one below min_val is y everywhere, as"
+                  " in MLX", (0.75,), _check_bound),
     ),
 )
 

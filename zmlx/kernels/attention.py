@@ -24,9 +24,10 @@ from ..arguments import (
     FLOATING,
     Argument,
     check_array,
+    check_finite,
     check_flag,
     check_integer,
-    check_number,
+    check_positive,
 )
 from ..metal import scalar
 from ..registry import Case, Op, Option, register
@@ -74,14 +75,13 @@ def check_options(
             f"[{op}] 'q' must have a last axis of at least 1 but got {tuple(q.shape)}."
         )
     if scale is not None:
-        check_number(op, "scale", scale)
+        check_finite(op, "scale", scale)
     check_flag(op, "causal", causal)
     size = None if window is None else check_integer(op, "window", window)
     if size is not None and not 1 <= size < 2**30:
         raise ValueError(f"[{op}] 'window' must be in [1, 2^30) but got {size}.")
-    # In float32, as it is computed with.
-    if softcap is not None and not 0 < check_number(op, "softcap", softcap) < 2.0**128:
-        raise ValueError(f"[{op}] 'softcap' must be positive and finite but got {softcap}.")
+    if softcap is not None:
+        check_positive(op, "softcap", softcap)
     if sinks is not None:
         check_array(op, "sinks", sinks)
         if tuple(sinks.shape) != (heads,):
@@ -130,8 +130,8 @@ def scaled_dot_product_attention(
             last `window` keys.
         softcap: c > 0 makes the scores c · tanh(scores / c), before the mask.
         return_lse: also the logarithm of the sum of the exponentials of the scores, the sink's
-            among them, as float32 (B, H, L): -inf for a query without scores, or whose
-            scores are all -inf.
+            among them, as float32 (B, H, L): -inf where there are no keys, or all scores are
+            -inf; about -3.4e38 where `causal`, `window` or a bool mask leave a query none.
 
     Returns:
         (B, H, L, V) in the dtype that q, k and v promote to, or (out, lse). A query without a key

@@ -13,13 +13,18 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import groupby
 from math import prod
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
+import numpy as np
 
 from ..arguments import Argument, check_array, check_axis
 
 Axes = int | Sequence[int] | None
+
+#: What MLX takes several axes from: no set, mapping or iterator, and no text.
+_SEQUENCES = (Sequence, np.ndarray, mx.array)
+_BYTES = (str, bytes, bytearray, memoryview)
 
 #: What MLX reduces, other than complex numbers and float64.
 INTEGERS = (
@@ -98,14 +103,16 @@ def named_axes(
     wanted = "an int, ints or None" if several else "an int or None"
     if type(axis) is int or not several:
         return (check_axis(op, x, cast(int, axis), wanted),)
-    try:
-        given = tuple(cast(Sequence[int], axis))
-    except TypeError:  # a number of another kind, or none
-        given = (cast(int, axis),)
-    axes = tuple(sorted(check_axis(op, x, a, wanted) for a in given))
+    axes = tuple(sorted(check_axis(op, x, a, wanted) for a in _each(axis)))
     if len(set(axes)) != len(axes):
         raise ValueError(f"[{op}] 'axis' must name different axes but got {axis}.")
     return axes
+
+
+def _each(axis: Any) -> tuple[Any, ...]:
+    """The elements of a sequence; what is none, such as an array of no axes, as it is."""
+    is_sequence = isinstance(axis, _SEQUENCES) and not isinstance(axis, _BYTES)
+    return tuple(axis) if is_sequence and getattr(axis, "ndim", 1) != 0 else (axis,)
 
 
 @lru_cache(maxsize=4096)

@@ -24,6 +24,7 @@ from ..arguments import (
     check_axis,
     check_flag,
     check_integer,
+    check_not_negative,
     check_number,
 )
 from ..launch import settings
@@ -94,9 +95,7 @@ def numbers(
     smoothing = check_number(op, "label_smoothing", label_smoothing)
     if not 0 <= smoothing <= 1:
         raise ValueError(f"[{op}] 'label_smoothing' must be in [0, 1] but got {label_smoothing}.")
-    z_scale = check_number(op, "z_loss", z_loss)
-    if not 0 <= z_scale < float("inf"):
-        raise ValueError(f"[{op}] 'z_loss' must be at least 0 but got {z_loss}.")
+    z_scale = check_not_negative(op, "z_loss", z_loss)
     cap = 0.0 if softcap is None else check_number(op, "softcap", softcap)
     # As a float32 it is divided by, and multiplies.
     if softcap is not None and not 2.0**-126 <= cap < 2.0**127:
@@ -161,7 +160,8 @@ def cross_entropy(
             of the logits, floating, whose rows sum to one: loss = -Σ targets · log softmax(logits).
         class_weights: (V,), the weight of each class, as PyTorch's `weight`. No gradient.
         axis: the axis of the classes. Another than the last is copied to the end first.
-        ignore_index: rows with this target have loss and gradient 0 and do not count in the mean.
+        ignore_index: rows with this target have loss 0, gradient 0 (NaN, as in PyTorch, where
+            logits are NaN or inf, or all are -inf) and do not count in the mean.
         label_smoothing: ε in [0, 1]: the target becomes (1 - ε) · target + ε / V. With class
             weights each class's part is weighted by its own.
         z_loss: adds z_loss · logsumexp² to the loss of each row that is not ignored.

@@ -16,11 +16,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import log
 from typing import Any
 
 import mlx.core as mx
 
-from ..arguments import Argument, check, check_flag, check_number
+from ..arguments import Argument, check, check_flag, check_number, float32
 from ..codegen import Elementwise, Let, Operand, Output, Pass, Reduce, Rowwise
 from ..metal import scalar
 from ..pattern import PatternKernel
@@ -75,7 +76,7 @@ def js_div_reference(
     p, log_p, _ = _probability(target, log_target, xp)
     q, log_q, _ = _probability(input, True, xp)
     m = beta * p + (1 - beta) * q
-    log_m = xp.log(xp.where(m == 0, 1.0, m))
+    log_m = xp.where(m == 0, log_p + log(beta), xp.log(xp.where(m == 0, 1.0, m)))
     loss = beta * p * (log_p - log_m) + (1 - beta) * q * (log_q - log_m)
     return _reduced_reference(loss, reduction, xp)
 
@@ -110,7 +111,8 @@ def _divergence(name: str, log_target: bool) -> _Divergence:
         Let("q", "exp(x)"),
         Let("m", "beta * p + (1.0f - beta) * q"),
         Let("log_q", "q == 0.0f ? 0.0f : x"),
-        Let("log_m", "log(m == 0.0f ? 1.0f : m)"),
+        # 0 where β p rounds to it, though p does not.
+        Let("log_m", "m == 0.0f ? log_p + log(beta) : log(m == 0.0f ? 1.0f : m)"),
         Let("of_p", "beta * p * (log_p - log_m)"),
         Let("of_q", "(1.0f - beta) * q * (log_q - log_m)"),
     )
@@ -262,7 +264,7 @@ def js_div(
         target probability of 0 is 0.
     """
     value = check_number("js_div", "beta", beta)
-    if not 0 < value < 1:
+    if not 0 < float32(value) < 1:
         raise ValueError(
             f"[js_div] 'beta' must be between 0 and 1 (kl_div is its limit at both) but got {beta}."
         )

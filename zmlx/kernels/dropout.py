@@ -116,7 +116,8 @@ def dropout(
         x: any shape, in float32, float16 or bfloat16.
         p: the probability to drop, in [0, 1); its resolution is 2⁻²⁴.
         seed: key of the generator, an int in [0, 2⁶³) or a 0-d array in int32, uint32, int64 or
-            uint64. Different seeds give independent masks.
+            uint64. Different seeds give independent masks. An array is not looked at, but taken
+            modulo 2⁶⁴: -1 in it is the seed 2⁶⁴ - 1.
         offset: counter of the first element, as seed. A counter serves eight elements, so that
             calls under one seed are independent if their offsets differ by at least size / 8.
 

@@ -19,7 +19,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..arguments import Argument
+from ..arguments import Argument, check_not_negative
 from ..pattern import PatternKernel
 from ..registry import BENCHMARK_ROWS, ROWS, Case, Op, register
 from .pointwise import Element, Parameter, Parameters, pointwise
@@ -275,7 +275,8 @@ swiglu_clamped, swiglu_clamped_packed = _Unit(
     " * ({up}.clamp(-limit, limit) + 1)",
     parameters=(
         Parameter("alpha", 1.702, "slope of the sigmoid", (1.0,)),
-        Parameter("limit", 7.0, "upper bound of gate, and bound of up on both sides", (0.75,)),
+        Parameter("limit", 7.0, "upper bound of gate, and bound of up on both sides, at least 0",
+                  (0.75,), check_not_negative),
     ),
     paper="OpenAI 2025, gpt-oss-120b & gpt-oss-20b model card, arXiv:2508.10925",
 ).forms()

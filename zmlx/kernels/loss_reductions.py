@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from ..arguments import check_choice
 from ..codegen import Operand, Output, Pass, Reduce, Rowwise
 from ..pattern import PatternKernel
 from ..targets import cpu
@@ -83,10 +84,7 @@ _WEIGHTED_MEAN = PatternKernel(
 
 def check_reduction(op: str, reduction: str, known: tuple[str, ...] = REDUCTIONS) -> None:
     """Raises for a reduction that is not known."""
-    if reduction not in known:
-        raise ValueError(
-            f"[{op}] 'reduction' must be one of {', '.join(known)} but got {reduction!r}."
-        )
+    check_choice(op, "reduction", reduction, known)
 
 
 def reduced(loss: mx.array, reduction: str, weights: mx.array | None = None) -> mx.array:

@@ -24,9 +24,9 @@ from ..arguments import (
     FLOATING,
     Argument,
     check_array,
+    check_finite,
     check_flag,
     check_integer,
-    check_number,
 )
 from ..autograd import sum_chunks
 from ..codegen import Let, Operand, Output, Pass, Reduce, Rowwise
@@ -279,7 +279,7 @@ def masked_softmax(
         was broadcast over.
     """
     offset = _check(x, mask, causal, offset)
-    factor = scalar(check_number("masked_softmax", "scale", scale))
+    factor = scalar(check_finite("masked_softmax", "scale", scale))
     some = (x,) if mask is None else (x, mask)
     if settings().target == "reference" or cpu.maybe_tracing(some) == cpu.DYNAMIC:
         dtype = x.dtype if mask is None or mask.dtype == mx.bool_ else mx.result_type(*some)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, cast
 import mlx.core as mx
 
 from .. import launch, msl
-from ..arguments import FLOATING, INDICES, Argument, check, check_array
+from ..arguments import FLOATING, INDICES, Argument, check, check_array, check_integer
 from ..blas import is_openblas_used
 from ..body import BodyKernel, Plan, constant
 from ..metal import KernelSpec
@@ -286,16 +286,22 @@ def _check_gate(*weights: Any) -> None:
             )
 
 
+def _check_packing(group_size: int | None, bits: int | None) -> tuple[int, int]:
+    """The group size and the bits of quantised weights, or an error."""
+    size = 64 if group_size is None else check_integer("expert_ffn", "group_size", group_size)
+    width = 4 if bits is None else check_integer("expert_ffn", "bits", bits)
+    if size not in (32, 64, 128):
+        raise ValueError(f"[expert_ffn] 'group_size' must be 32, 64 or 128 but got {size}.")
+    if width not in (2, 3, 4, 5, 6, 8):
+        raise ValueError(f"[expert_ffn] 'bits' must be 2, 3, 4, 5, 6 or 8 but got {width}.")
+    return size, width
+
+
 def _check_quantized(
     x: mx.array, weights: Sequence[Any], offsets: mx.array, group_size: int, bits: int
 ) -> None:
     op = "expert_ffn"
     check(op, [_ARGUMENTS[0], _ARGUMENTS[4]], [x, offsets])
-    if bits not in (2, 3, 4, 5, 6, 8) or group_size not in (32, 64, 128):
-        raise ValueError(
-            f"[{op}] 'bits' must be 2, 3, 4, 5, 6 or 8 and 'group_size' 32, 64 or 128 but got "
-            f"{bits} and {group_size}."
-        )
     names = ("gate", "up", "down")
     for name, weight in zip(names, weights, strict=True):
         if not isinstance(weight, (tuple, list)) or len(weight) != 3:
@@ -344,8 +350,8 @@ def expert_ffn(
     down: Weight,
     offsets: mx.array,
     *,
-    group_size: int = 64,
-    bits: int = 4,
+    group_size: int | None = None,
+    bits: int | None = None,
 ) -> mx.array:
     """The SwiGLU network of each row's expert.
 
@@ -359,7 +365,8 @@ def expert_ffn(
         offsets: (E + 1,) from `moe_sort`: rows offsets[e] to before offsets[e + 1] are those of
             expert e. It must ascend from 0 to at most R; on the CPU the evaluation raises if it
             does not. Rows that no expert has are NaN.
-        group_size, bits: of quantised weights.
+        group_size, bits: of quantised weights, as in `mx.quantize`. Default: 64 and 4. Others have
+            none.
 
     Returns:
         (R, D) in the dtype of x. Gradients for x and float weights; quantised ones are for the
@@ -371,8 +378,15 @@ def expert_ffn(
     in blocks of about a quarter of an expert's mean rows, at most 128.
     """
     if any(isinstance(w, (tuple, list)) for w in (gate, up, down)):
-        _check_quantized(x, (gate, up, down), offsets, group_size, bits)
-        return _quantized_ffn(x, (gate, up, down), offsets, group_size, bits)
+        size, width = _check_packing(group_size, bits)
+        _check_quantized(x, (gate, up, down), offsets, size, width)
+        return _quantized_ffn(x, (gate, up, down), offsets, size, width)
+    for name, value in (("group_size", group_size), ("bits", bits)):
+        if value is not None:
+            raise ValueError(
+                f"[expert_ffn] '{name}' must be None for weights that are not quantised but got "
+                f"{value}."
+            )
     _check_gate(gate, up, down)
     check("expert_ffn", _ARGUMENTS, [x, gate, up, down, offsets])  # type: ignore[list-item]
     weights = [cast(mx.array, w) for w in (gate, up, down)]

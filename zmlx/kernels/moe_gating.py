@@ -23,7 +23,7 @@ from typing import Any
 import mlx.core as mx
 
 from .. import launch
-from ..arguments import Argument, check, check_flag, check_integer, check_number
+from ..arguments import Argument, check, check_choice, check_finite, check_flag, check_integer
 from ..body import BodyKernel, Plan, constant
 from ..metal import KernelSpec, scalar
 from ..registry import Case, Op, Option, register
@@ -350,25 +350,18 @@ def topk_gating(
         best to the worst. Of equal choices the lower index is chosen, -0 is equal to 0, NaN is
         chosen last. With softmax a NaN makes all weights of its row NaN. Gradient for the logits.
     """
-    if scores not in SCORES:
-        raise ValueError(
-            f"[topk_gating] 'scores' must be one of {', '.join(SCORES)} but got {scores!r}."
-        )
-    if group_score not in GROUP_SCORES:
-        raise ValueError(
-            f"[topk_gating] 'group_score' must be one of {', '.join(GROUP_SCORES)} but got "
-            f"{group_score!r}."
-        )
-    if not isinstance(logits, mx.array) or logits.ndim == 0:
-        check("topk_gating", _ARGUMENTS, [logits, bias])
     op = "topk_gating"
+    check_choice(op, "scores", scores, SCORES)
+    check_choice(op, "group_score", group_score, GROUP_SCORES)
+    if not isinstance(logits, mx.array) or logits.ndim == 0:
+        check(op, _ARGUMENTS, [logits, bias])
     groups = None if topk_groups is None else check_integer(op, "topk_groups", topk_groups)
     gating = _gating(
         logits.shape[-1], check_integer(op, "top_k", top_k), scores == "softmax",
         check_flag(op, "normalize", normalize), check_integer(op, "n_groups", n_groups), groups,
         group_score == "top2", bias is not None,
     )  # fmt: skip
-    factor = scalar(check_number(op, "scale", scale))
+    factor = scalar(check_finite(op, "scale", scale))
     inputs = (logits, factor) if bias is None else (logits, bias, factor)
     weights, indices = _forward(gating)(*inputs)
     return weights, mx.stop_gradient(indices)

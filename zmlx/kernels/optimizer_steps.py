@@ -22,7 +22,14 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..arguments import Argument, check_flag, check_not_negative, check_number, check_size
+from ..arguments import (
+    Argument,
+    check_finite,
+    check_flag,
+    check_not_negative,
+    check_number,
+    check_size,
+)
 from ..codegen import Elementwise, Let, Operand, Output
 from ..metal import scalar
 from ..packed import PackedKernel
@@ -215,7 +222,8 @@ def adamw(
     Args:
         p, g, m, v: parameter, gradient, first and second moment: one shape, each in float32,
             float16 or bfloat16.
-        learning_rate, betas, eps, weight_decay: as in `mlx.optimizers.AdamW`.
+        learning_rate, betas, eps, weight_decay: as in `mlx.optimizers.AdamW`, finite numbers. A
+            negative rate goes up the gradient; eps and decay are at least 0.
         step: the number of this step, from 1 on, for bias correction; None: no correction.
 
     Returns:
@@ -223,8 +231,8 @@ def adamw(
     """
     b1, b2 = check_betas("adamw", betas)
     step = None if step is None else check_size("adamw", "step", step)
-    check_not_negative("adamw", "eps", eps)
-    _check("adamw", learning_rate=learning_rate, weight_decay=weight_decay)
+    check_finite("adamw", "learning_rate", learning_rate)
+    _check_not_negative("adamw", eps=eps, weight_decay=weight_decay)
     c1, c2 = _corrections((b1, b2), step)
     numbers = (1.0, learning_rate * c1, 1 - learning_rate * weight_decay, c2,
                b1, 1 - b1, b2, 1 - b2, eps)  # fmt: skip
@@ -244,14 +252,16 @@ def lion(
 
     Args:
         p, g, m: parameter, gradient, momentum: one shape, each in float32, float16 or bfloat16.
-        learning_rate, betas, weight_decay: as in `mlx.optimizers.Lion`.
+        learning_rate, betas, weight_decay: as in `mlx.optimizers.Lion`, finite numbers. A negative
+            rate goes up the gradient; the decay is at least 0.
 
     Returns:
         New parameter and momentum, each in the dtype of the old. Gradients for p, g, m; that of the
         sign is 0.
     """
     b1, b2 = check_betas("lion", betas)
-    _check("lion", learning_rate=learning_rate, weight_decay=weight_decay)
+    check_finite("lion", "learning_rate", learning_rate)
+    _check_not_negative("lion", weight_decay=weight_decay)
     numbers = (1.0, learning_rate, 1 - learning_rate * weight_decay, b1, 1 - b1, b2, 1 - b2)
     return _LION(p, g, m, *map(_scalar, numbers))  # type: ignore[no-any-return]
 
@@ -271,24 +281,25 @@ def sgd(
 
     Args:
         p, g, v: parameter, gradient, velocity: one shape, each in float32, float16 or bfloat16.
-        learning_rate, momentum, weight_decay, dampening, nesterov: as in `mlx.optimizers.SGD`.
+        learning_rate, momentum, weight_decay, dampening, nesterov: as in `mlx.optimizers.SGD`,
+            finite numbers. A negative rate goes up the gradient; the others are at least 0.
 
     Returns:
         New parameter and velocity, each in the dtype of the old. Gradients for p, g, v.
     """
-    _check(
-        "sgd", learning_rate=learning_rate, momentum=momentum, weight_decay=weight_decay,
-        dampening=dampening,
-    )  # fmt: skip
+    check_finite("sgd", "learning_rate", learning_rate)
+    _check_not_negative("sgd", momentum=momentum, weight_decay=weight_decay, dampening=dampening)
     check_flag("sgd", "nesterov", nesterov)
     numbers = (1.0, learning_rate, weight_decay, momentum, 1 - dampening)
     kernel = _SGD_NESTEROV if nesterov else _SGD
     return kernel(p, g, v, *map(_scalar, numbers))  # type: ignore[no-any-return]
 
 
-def _check(op: str, **numbers: Any) -> None:
+def _check_not_negative(op: str, **numbers: Any) -> None:
+    """Raises for numbers below 0: MLX's Lion leaves such a decay out, its SGD such a momentum and
+    dampening, and PyTorch refuses a decay, a momentum and an eps."""
     for name, value in numbers.items():
-        check_number(op, name, value)
+        check_not_negative(op, name, value)
 
 
 def _scalar(value: float) -> mx.array:

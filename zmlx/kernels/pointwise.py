@@ -13,11 +13,12 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import mlx.core as mx
 
 from .. import msl
-from ..arguments import Argument, check_number
+from ..arguments import Argument, check_finite
 from ..autograd import sum_chunks
 from ..codegen import Columnwise, Elementwise, Let, Operand, Output, Rowwise
 from ..codegen.text import unique
@@ -43,13 +44,14 @@ class Element:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A number in an expression, an option of the op: its default, what it means, and the other
-    values that tests try."""
+    """A number in an expression, an option of the op: its default, what it means, the other values
+    that tests try, and what raises for those that it must not have."""
 
     name: str
     default: float
     meaning: str
     values: tuple[float, ...] = ()
+    check: Callable[[str, str, Any], float] = check_finite
 
 
 class Parameters:
@@ -77,10 +79,8 @@ class Parameters:
         """What a kernel takes; a new value compiles nothing."""
         if not options:
             return self._default_arrays
-        return tuple(
-            scalar(check_number(self._op, name, value))
-            for name, value in self.complete(options).items()
-        )
+        values = self.complete(options)
+        return tuple(scalar(p.check(self._op, p.name, values[p.name])) for p in self._table)
 
     def publish(
         self,

@@ -93,7 +93,7 @@ def rope(
         offset: the position of the first step: an int of 64 bits, or an array of (), or (B,) for
             one per batch, in int32, uint32 or int64. A step's position is their sum, rounded to
             float32: exact up to 2²⁴. Beyond about 2²⁷ angles lose digits: at 2⁴⁰ all but two, and
-            from 2⁴⁸ on nothing turns.
+            an angle from 2⁴⁸ on does not turn.
         freqs: (dims / 2,), wavelengths over 2π, in place of base; see `rope_freqs`.
         positions: the position of each step instead: (L,) or (B, L), or for sections (A, B, L) or
             (A, L), in int32, uint32, int64 or float32. They count up to 2²⁴ exactly.

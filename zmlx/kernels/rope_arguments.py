@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import inf
 from typing import Any
 
 import mlx.core as mx
 
-from ..arguments import INDICES, check_array, check_flag, check_integer, check_number
+from ..arguments import (
+    INDICES,
+    check_array,
+    check_choice,
+    check_finite,
+    check_flag,
+    check_integer,
+    check_positive,
+)
 from ..metal import scalar
 from ..transforms import Arrays
 from .rope_kernels import AXES, EACH, START, STARTS, STEPS, Rotation, axes_of, paces
@@ -57,8 +64,7 @@ def turning(
     check_array(op, name, x)
     if x.ndim < 3:
         raise bad(name, "have shape (B, *, L, D)", tuple(x.shape))
-    if not isinstance(layout, str) or layout not in LAYOUTS:
-        raise bad("layout", f"be one of {', '.join(LAYOUTS)}", repr(layout))
+    check_choice(op, "layout", layout, LAYOUTS)
     batches, d = x.shape[0], x.shape[-1]
     steps = x.shape[-2] if layout == "BHLD" else x.shape[1]
     if dims is None:
@@ -71,10 +77,7 @@ def turning(
     half = dims // 2
 
     if freqs is None:
-        base = 10000.0 if base is None else check_number(op, "base", base)
-        if not 0 < base < inf:
-            raise bad("base", "be positive and finite", base)
-        frequencies = paces(half, base)
+        frequencies = paces(half, 10000.0 if base is None else check_positive(op, "base", base))
     else:
         check_array(op, "freqs", freqs)
         if tuple(freqs.shape) != (half,):
@@ -131,5 +134,5 @@ def turning(
             raise bad("offset", "be a position of 64 bits", offset)
         placed, start = START, _start(offset)
     rotation = Rotation(half, traditional, freqs is not None, placed, layout == "BLHD")
-    factor = scalar(check_number(op, "scale", scale))
+    factor = scalar(check_finite(op, "scale", scale))
     return Turning(rotation, (start, frequencies, *axes, factor))

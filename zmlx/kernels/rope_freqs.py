@@ -14,13 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import ceil, floor, inf, isfinite, log, pi, sqrt
-from numbers import Real
+from math import ceil, floor, inf, log, pi, sqrt
 from typing import Any
 
 import mlx.core as mx
 
-from ..arguments import check_integer, check_number, check_size
+from ..arguments import check_finite, check_integer, check_number, check_size
 
 _OP = "rope_freqs"
 #: Elements of a head, at most.
@@ -84,12 +83,11 @@ def _size(name: str, value: int | None) -> int | None:
 
 
 def _is_number(value: Any) -> bool:
-    if not isinstance(value, Real) or isinstance(value, bool):
-        return False
     try:
-        return isfinite(float(value))
-    except OverflowError:
+        check_finite(_OP, "scaling", value)
+    except (TypeError, ValueError):
         return False
+    return True
 
 
 _Scaled = tuple[list[float], float]

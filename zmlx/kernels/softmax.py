@@ -237,7 +237,7 @@ def log_softmax(x: mx.array, axis: int = -1) -> mx.array:
 
     Returns:
         An array of x's shape and dtype; -inf where x is -inf, and NaN for a row of -inf, as in MLX.
-        Gradient for x.
+        In a row with inf the rest is -inf, as in x - mx.logsumexp(x). Gradient for x.
     """
     return over_axis(_LOG_SOFTMAX, x, axis)
 

@@ -1,7 +1,5 @@
 // Members of structs where Metal has them. Vectors are aligned to 8 bytes at most (vectors.h), and
 // so would be a struct with some of them, which a kernel may read from memory that others wrote.
-#include <algorithm>
-
 #include "passes.h"
 
 namespace zmlx {
@@ -54,6 +52,19 @@ std::set<std::string> type_parameters(const Tokens& tokens) {
   return names;
 }
 
+// Whether a template of the text is given a wide type by name.
+bool gives_wide_types(const Unit& unit, const std::set<std::string>& names) {
+  for (size_t i = 1; i < unit.tokens.size(); ++i) {
+    size_t end = unit.outline.angle_end(i);
+    auto& name = unit.tokens[i - 1];
+    if (end == Outline::none || name.is_any({"array", "as_type", "static_cast", "vec"})) continue;
+    for (size_t k = i + 1; k < end; ++k) {
+      if (is_wide(unit.tokens[k].text) || names.count(unit.tokens[k].text)) return true;
+    }
+  }
+  return false;
+}
+
 // Metal's answer, where C++ has that of the vectors here.
 void ask_members_alignment(Unit& unit) {
   for (size_t i = 0; i < unit.tokens.size(); ++i) {
@@ -71,8 +82,7 @@ bool align_members(Unit& unit) {
   Tokens& tokens = unit.tokens;
   ask_members_alignment(unit);
   std::set<std::string> names = wide_names(tokens), parameters = type_parameters(tokens);
-  bool any_wide = std::any_of(tokens.begin(), tokens.end(),
-                              [](const Token& token) { return is_wide(token.text); });
+  bool any_wide = gives_wide_types(unit, names);
   bool aligned = false;
   for (size_t i = 2; i + 1 < tokens.size(); ++i) {
     if (tokens[i].kind != Token::word || !unit.outline.in_type(i)) continue;

@@ -92,6 +92,12 @@ uintptr_t place_in_page(const std::vector<uintptr_t>& reads) {
   return best;
 }
 
+// MLX's allocator on a CPU gives null where the system has no more.
+void expect_memory(mx::array& a) {
+  if (a.nbytes() == 0 || a.data<char>()) return;
+  throw std::runtime_error("[malloc] Unable to allocate " + std::to_string(a.nbytes()) + " bytes.");
+}
+
 // Gives an array its memory; `reads` are the addresses of what is read while it is written.
 //
 // Blocks of MLX's allocator start in the middle of a line, so that every long vector that is moved
@@ -105,10 +111,12 @@ void allocate(mx::array& a, const std::vector<uintptr_t>& reads = {}, bool align
   constexpr size_t large = 1 << 16;
   if (a.nbytes() < large && !aligned) {
     a.set_data(mx::allocator::malloc(a.nbytes()));
+    expect_memory(a);
     return;
   }
   mx::array block(a.shape(), a.dtype(), nullptr, {});
   block.set_data(mx::allocator::malloc(a.nbytes() + page));
+  expect_memory(block);
   auto start = reinterpret_cast<uintptr_t>(block.data<char>());
   uintptr_t skip = reads.empty() ? -start % line : (place_in_page(reads) - start) % page;
   a.copy_shared_buffer(block, a.strides(), block.flags(), a.size(), skip / a.itemsize());
