@@ -285,6 +285,12 @@ def test_a_terminal_without_greek_gets_the_rest():
     assert "softmax" in done.stdout
 
 
+def test_a_check_that_is_neither_on_nor_off_is_named():
+    done = subcommand("list", ZMLX_CHECK="yes")
+    assert done.returncode == 2
+    assert done.stderr.strip() == "[zmlx] 'ZMLX_CHECK' must be 0 or 1 but got yes."
+
+
 def test_a_wrong_environment_is_said_without_a_traceback():
     done = subcommand("list", ZMLX_TARGET="tpu")
     assert done.returncode == 2

@@ -16,6 +16,13 @@ import pytest
 from core_kernels import SQUARE, Square, core, kernel, prepare, square, x16
 
 
+def test_a_result_that_no_memory_holds_raises() -> None:
+    launch = prepare(kernel("square", SQUARE), (x16,), shapes=((2**30, 2**20),), grid=(1, 1, 1))
+    huge = core.launch(launch, (x16,))
+    with pytest.raises(RuntimeError, match=r"Unable to allocate \d+ bytes"):
+        mx.eval(huge)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
