@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -188,6 +189,27 @@ def test_the_geometry_of_a_gpu_gives_python_s_bits_too(values):
 
 
 @pytest.mark.parametrize(
+    "op, options",
+    [
+        ("rms_norm", {"eps": -100}),
+        ("layer_norm", {"eps": -1e-5}),
+        ("rope", {"base": 0}),
+        ("rope", {"base": 1e39}),
+        ("rope", {"base": 500, "freqs": mx.ones((4,))}),
+    ],
+    ids=str,
+)
+def test_errors_of_numbers_are_python_s(values, op, options):
+    given = {"x": mx.zeros((2, 5, 8)), **options}
+    with pytest.raises(ValueError, match=rf"\[{op}\] '(eps|base)' must be") as caught:
+        getattr(kernels, op)(**given)
+    arrays = {n: encoded(a) for n, a in given.items() if isinstance(a, mx.array)}
+    numbers = {n: v for n, v in options.items() if n not in arrays}
+    (answer,) = values.ask([{"op": op, "arrays": arrays, **numbers}])
+    assert answer == {"error": str(caught.value)}
+
+
+@pytest.mark.parametrize(
     "op, arrays",
     [
         ("rms_norm", {"x": mx.zeros((2, 5)), "weight": mx.zeros((4,))}),
@@ -231,6 +253,14 @@ def test_there_is_no_python_in_the_library():
     assert not re.search(r"\b_?Py[A-Z_]", symbols)
 
 
+def test_a_program_looks_for_the_library_beside_itself_and_nowhere_else():
+    for name in ("zmlx-values", "zmlx-demo"):
+        dynamic = subprocess.run(
+            ["readelf", "-d", zig.program(name)], capture_output=True, text=True, check=True
+        ).stdout
+        assert re.findall(r"R(?:UN)?PATH\).*\[(.*)\]", dynamic) == ["$ORIGIN/../lib"]
+
+
 def test_a_missing_mlx_is_named(tmp_path):
     done = zig.build(f"-Dmlx={tmp_path}", check=False)
     assert done.returncode != 0
@@ -267,8 +297,18 @@ def test_the_program_on_the_page_builds_and_runs_as_printed(tmp_path):
     (tmp_path / "build.zig").write_text(build)
     (tmp_path / "build.zig.zon").write_text(manifest)
     (tmp_path / "src" / "main.zig").write_text(program)
-    done = zig.build("run", cwd=tmp_path)
+    # A prefix of its own: the library that it installs names the core in this folder.
+    command = [sys.executable, "-m", "ziglang", "build", f"-Dpython={sys.executable}"]
+    done = subprocess.run(
+        [*command, "run"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     printed = fenced(page, "text")[-1]
+    assert done.stderr + done.stdout == printed
+    subprocess.run(command, cwd=tmp_path, check=True)
+    shutil.rmtree(tmp_path / ".zig-cache")
+    (tmp_path / "zig-out").rename(tmp_path / "moved")
+    installed = tmp_path / "moved" / "bin" / "example"
+    done = subprocess.run([installed], cwd="/", capture_output=True, text=True, check=False)
     assert done.stderr + done.stdout == printed
 
 
@@ -290,6 +330,25 @@ def test_the_demo_learns_from_a_file(tmp_path):
     done = subprocess.run([demo, "x + nothing"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "'expression' must have x or a function" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments, code, said",
+    [
+        (["-h"], 0, "usage: zmlx-demo"),
+        (["--help"], 0, "usage: zmlx-demo"),
+        (["--other"], 2, "usage: zmlx-demo"),
+        (["x", "text", "more"], 2, "usage: zmlx-demo"),
+        (["(" * 60_000 + "x" + ")" * 60_000], 2, "nested too deeply"),
+    ],
+    ids=["-h", "--help", "other", "too many", "too deep"],
+)
+def test_the_demo_answers_what_it_cannot_run(arguments, code, said):
+    done = subprocess.run(
+        [zig.program("zmlx-demo"), *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code
+    assert said in done.stdout
 
 
 @pytest.mark.slow  # compiles the shim and the core with the sanitizer

@@ -3,9 +3,13 @@
 //!
 //! MLX's library for Linux is built with libstdc++, so the shim and zmlx's core are compiled and
 //! linked by the system's compiler, into a shared library of C functions that Zig links.
+//!
+//! A project that depends on this one installs its programs with `installProgram`, and runs them
+//! and its tests with `addRun`: both see to it that the library is found.
 
 const std = @import("std");
 const Build = std.Build;
+const Step = Build.Step;
 
 const Core = struct { flags: []const []const u8, hot: []const []const u8 };
 /// How Python compiles the core.
@@ -13,12 +17,58 @@ const core: Core = @import("src/exported/core.zon");
 
 const native = "../zmlx/native";
 
+/// Installs a program of a project that depends on zmlx, and the library where it looks for that.
+pub fn installProgram(zmlx: *Build.Dependency, program: *Step.Compile) void {
+    const b = program.step.owner;
+    b.installArtifact(program);
+    b.getInstallStep().dependOn(&installLibrary(program, zmlx.namedLazyPath("library"), .lib).step);
+}
+
+/// A run of a program or a test of a project that depends on zmlx, with the library.
+pub fn addRun(zmlx: *Build.Dependency, program: *Step.Compile) *Step.Run {
+    return runWithLibrary(program, zmlx.namedLazyPath("library"), .lib);
+}
+
+fn installLibrary(
+    program: *Step.Compile,
+    library: Build.LazyPath,
+    folder: Build.InstallDir,
+) *Step.InstallFile {
+    const name = libraryName(program.rootModuleTarget().os.tag);
+    return program.step.owner.addInstallFileWithDir(library, folder, name);
+}
+
+/// What runs in the cache has no `../lib`, and a path to the cache would stay in what is installed.
+fn runWithLibrary(
+    program: *Step.Compile,
+    library: Build.LazyPath,
+    folder: Build.InstallDir,
+) *Step.Run {
+    const b = program.step.owner;
+    const run = b.addRunArtifact(program);
+    run.step.dependOn(&installLibrary(program, library, folder).step);
+    const mac = program.rootModuleTarget().os.tag == .macos;
+    const variable = if (mac) "DYLD_LIBRARY_PATH" else "LD_LIBRARY_PATH";
+    const path = b.pathResolve(&.{ b.graph.cache.cwd, b.getInstallPath(folder, "") });
+    const given = b.graph.environ_map.get(variable) orelse "";
+    run.setEnvironmentVariable(
+        variable,
+        if (given.len > 0) b.fmt("{s}:{s}", .{ path, given }) else path,
+    );
+    return run;
+}
+
 const Options = struct {
     target: Build.ResolvedTarget,
     optimize: std.builtin.OptimizeMode,
     mlx: []const u8,
     cxx: []const u8,
     sanitize: bool,
+
+    /// What the sanitizer is in stays away from programs that do not expect it.
+    fn folder(options: Options, comptime name: []const u8) Build.InstallDir {
+        return .{ .custom = if (options.sanitize) "sanitized/" ++ name else name };
+    }
 };
 
 pub fn build(b: *Build) !void {
@@ -35,8 +85,8 @@ pub fn build(b: *Build) !void {
     const library = try addLibrary(b, options);
 
     const module = b.addModule("zmlx", moduleOptions(b, options, "src/zmlx.zig"));
-    linkShim(module, library, options);
-    b.getInstallStep().dependOn(&b.addInstallLibFile(library, libraryName(options)).step);
+    linkShim(module, library);
+    b.addNamedLazyPath("library", library);
     b.installFile("shim/shim.h", "include/zmlx/shim.h");
 
     // Generates texts; it needs no MLX.
@@ -54,7 +104,7 @@ pub fn build(b: *Build) !void {
         root.addImport("zmlx", module);
         const exe = addProgram(b, program[0], program[2], root, library, options);
         if (std.mem.eql(u8, program[0], "zmlx-demo")) {
-            const run = b.addRunArtifact(exe);
+            const run = runWithLibrary(exe, library, options.folder("lib"));
             if (b.args) |arguments| run.addArgs(arguments);
             b.step("run", "Run the demo: -- EXPRESSION TEXT_FILE").dependOn(&run.step);
         }
@@ -65,7 +115,8 @@ pub fn build(b: *Build) !void {
     const filters = b.option([]const []const u8, "test-filter", "only tests named so") orelse &.{};
     const test_step = b.step("test", "Run the tests");
     for ([_]*Build.Module{ module, test_module }) |root| {
-        const run = b.addRunArtifact(b.addTest(.{ .root_module = root, .filters = filters }));
+        const tests = b.addTest(.{ .root_module = root, .filters = filters });
+        const run = runWithLibrary(tests, library, options.folder("lib"));
         if (options.sanitize) {
             // Its run-time library must be the first that is loaded.
             const path = b.run(&.{ options.cxx, "-print-file-name=libasan.so" });
@@ -114,8 +165,8 @@ fn fail(comptime format: []const u8, arguments: anytype) noreturn {
     std.process.exit(1);
 }
 
-fn libraryName(options: Options) []const u8 {
-    return if (options.target.result.os.tag == .macos) "libzmlx.dylib" else "libzmlx.so";
+fn libraryName(os: std.Target.Os.Tag) []const u8 {
+    return if (os == .macos) "libzmlx.dylib" else "libzmlx.so";
 }
 
 /// The shim, and on Linux the core, as a shared library.
@@ -125,7 +176,7 @@ fn addLibrary(b: *Build, options: Options) !Build.LazyPath {
     link.setName("link " ++ "the shim");
     if (options.sanitize) link.addArg("-fsanitize=address");
     link.addArg("-o");
-    const library = link.addOutputFileArg(libraryName(options));
+    const library = link.addOutputFileArg(libraryName(options.target.result.os.tag));
     for ([_][]const u8{ "shim/shim.cc", "shim/arrays.cc" }) |source| {
         link.addFileArg(compile(b, options, source, !mac));
     }
@@ -189,14 +240,11 @@ fn compile(b: *Build, options: Options, source: []const u8, with_core: bool) Bui
     return cc.addOutputFileArg(b.fmt("{s}.o", .{stem}));
 }
 
-fn linkShim(module: *Build.Module, library: Build.LazyPath, options: Options) void {
+/// A program looks for the library beside itself and nowhere else, so it runs from any folder.
+fn linkShim(module: *Build.Module, library: Build.LazyPath) void {
     module.addObjectFile(library);
-    module.addRPath(library.dirname()); // run from the cache
-    if (options.target.result.os.tag == .macos) {
-        module.addRPathSpecial("@loader_path/../lib");
-    } else {
-        module.addRPathSpecial("$ORIGIN/../lib"); // run installed
-    }
+    const mac = module.resolved_target.?.result.os.tag == .macos;
+    module.addRPathSpecial(if (mac) "@loader_path/../lib" else "$ORIGIN/../lib");
 }
 
 /// A program, with a step of its name that builds and installs it.
@@ -209,10 +257,11 @@ fn addProgram(
     options: Options,
 ) *Build.Step.Compile {
     const exe = b.addExecutable(.{ .name = name, .root_module = root });
-    const install = b.addInstallArtifact(exe, .{});
+    const install = b.addInstallArtifact(exe, .{
+        .dest_dir = .{ .override = options.folder("bin") },
+    });
+    if (library) |l| install.step.dependOn(&installLibrary(exe, l, options.folder("lib")).step);
     b.getInstallStep().dependOn(&install.step);
-    const step = b.step(name, description);
-    step.dependOn(&install.step);
-    if (library) |l| step.dependOn(&b.addInstallLibFile(l, libraryName(options)).step);
+    b.step(name, description).dependOn(&install.step);
     return exe;
 }

@@ -85,7 +85,12 @@ zmlx_status zmlx_array_from_data(const void* data, zmlx_dtype dtype, const int32
     mx::Shape sizes = shape_of(shape, ndim);
     mx::Dtype type = dtype_of(dtype);
     size_t bytes = type.size();
-    for (int size : sizes) bytes *= size_t(size);
+    for (int size : sizes) {
+      if (__builtin_mul_overflow(bytes, size_t(size), &bytes)) {
+        throw std::invalid_argument("[zmlx] 'shape' must not overflow but got a size of " +
+                                    std::to_string(size) + ".");
+      }
+    }
     auto memory = mx::allocator::malloc(bytes);
     auto buffer = memory.buffer();
     if (bytes > 0) std::memcpy(buffer.raw_ptr(), data, bytes);

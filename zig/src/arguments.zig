@@ -106,6 +106,76 @@ pub fn checkDtype(
     });
 }
 
+/// From here on a number is infinite as a float32.
+const too_large = 0x1p128 - 0x1p103;
+
+/// An error unless `value` is at least 0, and finite as a float32.
+pub fn checkNotNegative(op: []const u8, name: []const u8, value: anytype) Error!void {
+    const wide: f64 = value;
+    if (wide >= 0 and wide < too_large) return;
+    return errors.invalid("[{s}] '{s}' must be {s} but got {f}.", .{
+        op, name, if (wide > 0) "finite" else "at least 0", number(value),
+    });
+}
+
+/// An error unless `value` is more than 0, and finite, as a float32 too.
+pub fn checkPositive(op: []const u8, name: []const u8, value: anytype) Error!void {
+    const wide: f64 = value;
+    if (wide > 0 and wide < too_large and @as(f32, @floatCast(wide)) > 0) return;
+    return errors.invalid(
+        "[{s}] '{s}' must be positive and finite but got {f}.",
+        .{ op, name, number(value) },
+    );
+}
+
+/// An error unless `value` is finite as a float32.
+pub fn checkFinite(op: []const u8, name: []const u8, value: anytype) Error!void {
+    if (@abs(@as(f64, value)) < too_large) return;
+    return errors.invalid("[{s}] '{s}' must be finite but got {f}.", .{ op, name, number(value) });
+}
+
+/// A number as Python prints it, and a whole one as an int.
+pub fn number(value: anytype) Number(@TypeOf(value)) {
+    return .{ .value = value };
+}
+
+fn Number(T: type) type {
+    return struct {
+        value: T,
+
+        pub fn format(self: @This(), w: *Writer) Writer.Error!void {
+            const size = @abs(self.value);
+            if (std.math.isNan(size)) return w.writeAll("nan");
+            if (std.math.isInf(size) or size == 0 or (size >= 1e-4 and size < 1e16)) {
+                return w.print("{d}", .{self.value});
+            }
+            var buffer: [64]u8 = undefined;
+            const text = std.fmt.bufPrint(&buffer, "{e}", .{self.value}) catch unreachable;
+            const digits, const exponent = std.mem.cutScalar(u8, text, 'e').?;
+            const power = std.fmt.parseInt(i32, exponent, 10) catch unreachable;
+            try w.print("{s}e{c}{d:0>2}", .{
+                digits, @as(u8, if (power < 0) '-' else '+'), @abs(power),
+            });
+        }
+    };
+}
+
+test "numbers are printed as Python prints them" {
+    inline for (.{
+        .{ @as(f32, -100), "-100" },
+        .{ @as(f32, -1e-5), "-1e-05" },
+        .{ @as(f32, 0.1), "0.1" },
+        .{ @as(f64, 1.5e300), "1.5e+300" },
+        .{ @as(f64, 1e16), "1e+16" },
+        .{ -std.math.inf(f64), "-inf" },
+        .{ -std.math.nan(f32), "nan" },
+    }) |case| {
+        var buffer: [64]u8 = undefined;
+        const text = try std.fmt.bufPrint(&buffer, "{f}", .{number(case[0])});
+        try std.testing.expectEqualStrings(case[1], text);
+    }
+}
+
 const OneOf = struct {
     dtypes: []const Dtype,
 

@@ -131,9 +131,13 @@ pub const Array = extern struct {
             "[Array] 'shape' must not be negative or overflow but got {any}.",
             .{sizes},
         );
-        if (count * dtype_.size() != data.len) return errors.invalid(
+        const bytes = std.math.mul(usize, count, dtype_.size()) catch return errors.invalid(
+            "[Array] 'shape' must not be negative or overflow but got {any}.",
+            .{sizes},
+        );
+        if (bytes != data.len) return errors.invalid(
             "[Array] 'data' must have {d} bytes but got {d}.",
-            .{ count * dtype_.size(), data.len },
+            .{ bytes, data.len },
         );
         return made(shim.zmlx_array_from_data, .{
             data.ptr, @intFromEnum(dtype_), sizes.ptr, sizes.len,
@@ -195,6 +199,7 @@ pub const Array = extern struct {
 
     /// The elements in row-major order; the caller frees them.
     pub fn toOwnedSlice(a: Array, gpa: Allocator, comptime T: type) Error![]T {
+        errdefer |err| errors.note(err);
         const to = try gpa.alloc(T, a.size());
         errdefer gpa.free(to);
         try a.copyTo(T, to);
@@ -275,4 +280,15 @@ fn made(function: anytype, arguments: anytype) Error!Array {
     var result: Array = undefined;
     try check(@call(.auto, function, arguments ++ .{&result.handle}));
     return result;
+}
+
+test "a size of bytes that overflows does not reach MLX" {
+    var a: *shim.Array = undefined;
+    const sizes = [_]i32{ 1 << 30, 1 << 30, 4 };
+    const status = shim.zmlx_array_from_data("", @intFromEnum(Dtype.float32), &sizes, 3, &a);
+    try std.testing.expectEqual(shim.Status.invalid_argument, status);
+    try std.testing.expectEqualStrings(
+        "[zmlx] 'shape' must not overflow but got a size of 4.",
+        errors.lastError(),
+    );
 }

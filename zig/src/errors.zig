@@ -16,6 +16,11 @@ pub fn lastError() []const u8 {
     return std.mem.span(shim.zmlx_error_message());
 }
 
+/// Sets the text of an error that comes from a Zig allocator; others have set theirs.
+pub fn note(err: Error) void {
+    if (err == error.OutOfMemory) shim.zmlx_set_error_message(.of("[zmlx] out of memory"));
+}
+
 /// The status of a C function as an error.
 pub fn check(status: shim.Status) Error!void {
     return switch (status) {

@@ -120,15 +120,23 @@ const Binary = enum {
     }
 };
 
-pub const Expression = union(enum) {
-    number: f64,
-    x,
-    unary: struct { op: Unary, a: *const Expression },
-    binary: struct { op: Binary, a: *const Expression, b: *const Expression },
-    choose: struct { condition: *const Expression, a: *const Expression, b: *const Expression },
+/// Operations in each other, at most: what a stack holds.
+const deepest = 500;
+
+pub const Expression = struct {
+    kind: Kind,
+    depth: u32,
+
+    const Kind = union(enum) {
+        number: f64,
+        x,
+        unary: struct { op: Unary, a: *const Expression },
+        binary: struct { op: Binary, a: *const Expression, b: *const Expression },
+        choose: struct { condition: *const Expression, a: *const Expression, b: *const Expression },
+    };
 
     pub fn at(e: Expression, x: f64) f64 {
-        return switch (e) {
+        return switch (e.kind) {
             .number => |n| n,
             .x => x,
             .unary => |u| u.op.of(u.a.at(x)),
@@ -143,6 +151,8 @@ pub const Parser = struct {
     arena: Allocator,
     text: []const u8,
     position: usize = 0,
+    /// Parentheses, signs and arms that are open.
+    open: u32 = 0,
     reason: []const u8 = "",
 
     pub fn parse(p: *Parser) Error!*const Expression {
@@ -160,9 +170,26 @@ pub const Parser = struct {
         return error.Syntax;
     }
 
-    fn make(p: *Parser, e: Expression) Error!*const Expression {
+    fn tooDeep(p: *Parser) Error {
+        p.reason = try std.fmt.allocPrint(
+            p.arena,
+            "'expression' must be at most {d} operations in each other but is nested too deeply " ++
+                "at position {d}",
+            .{ deepest, p.position },
+        );
+        return error.Syntax;
+    }
+
+    fn make(p: *Parser, kind: Expression.Kind) Error!*const Expression {
+        const depth = switch (kind) {
+            .number, .x => 0,
+            .unary => |u| 1 + u.a.depth,
+            .binary => |b| 1 + @max(b.a.depth, b.b.depth),
+            .choose => |c| 1 + @max(c.condition.depth, c.a.depth, c.b.depth),
+        };
+        if (depth > deepest) return p.tooDeep();
         const node = try p.arena.create(Expression);
-        node.* = e;
+        node.* = .{ .kind = kind, .depth = depth };
         return node;
     }
 
@@ -186,6 +213,9 @@ pub const Parser = struct {
     }
 
     fn choice(p: *Parser) Error!*const Expression {
+        p.open += 1;
+        defer p.open -= 1;
+        if (p.open > deepest) return p.tooDeep();
         const condition = try p.comparison();
         if (!p.take("?")) return condition;
         const a = try p.choice();
@@ -224,6 +254,9 @@ pub const Parser = struct {
 
     fn factor(p: *Parser) Error!*const Expression {
         if (p.take("-")) {
+            p.open += 1;
+            defer p.open -= 1;
+            if (p.open > deepest) return p.tooDeep();
             return p.make(.{ .unary = .{ .op = .negate, .a = try p.factor() } });
         }
         if (p.take("(")) {
@@ -304,5 +337,30 @@ test "expressions have C's precedence" {
         var parser: Parser = .{ .arena = arena.allocator(), .text = text };
         try std.testing.expectError(error.Syntax, parser.parse());
         try std.testing.expect(parser.reason.len > 0);
+    }
+}
+
+test "an expression that is nested too deeply is refused, a deep one is not" {
+    var arena: std.heap.ArenaAllocator = .init(std.testing.allocator);
+    defer arena.deinit();
+    const many = 100_000;
+    for ([_][]const u8{
+        "(" ** many,
+        "-" ** many,
+        "abs(" ** many,
+        "x?" ** many,
+        "x" ++ "+x" ** many,
+    }) |text| {
+        var parser: Parser = .{ .arena = arena.allocator(), .text = text };
+        try std.testing.expectError(error.Syntax, parser.parse());
+        try std.testing.expect(std.mem.find(u8, parser.reason, "nested too deeply") != null);
+    }
+    for ([_][]const u8{
+        "(" ** 400 ++ "x" ++ ")" ** 400,
+        "-" ** 400 ++ "x",
+        "x" ++ "+x" ** 400,
+    }) |text| {
+        var parser: Parser = .{ .arena = arena.allocator(), .text = text };
+        _ = (try parser.parse()).at(3);
     }
 }

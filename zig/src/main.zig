@@ -25,9 +25,12 @@ pub fn main(init: std.process.Init) !void {
     const w = &out.interface;
     const arena = init.arena.allocator();
     const arguments = try init.minimal.args.toSlice(arena);
-    if (arguments.len > 3 or (arguments.len > 1 and std.mem.startsWith(u8, arguments[1], "--"))) {
+    const first = if (arguments.len > 1) arguments[1] else "";
+    const asked = std.mem.eql(u8, first, "-h") or std.mem.eql(u8, first, "--help");
+    if (asked or arguments.len > 3 or std.mem.startsWith(u8, first, "--")) {
         try w.writeAll(usage);
-        return w.flush();
+        try w.flush();
+        std.process.exit(if (asked) 0 else 2);
     }
     const text = if (arguments.len > 1) arguments[1] else "x * tanh(zmlx_softplus(x))";
 

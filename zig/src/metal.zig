@@ -60,6 +60,11 @@ pub const MetalKernel = struct {
 
     /// A kernel of its own. The specification is copied.
     pub fn create(gpa: Allocator, spec: KernelSpec) Error!MetalKernel {
+        errdefer |err| errors.note(err);
+        return try createChecked(gpa, spec);
+    }
+
+    fn createChecked(gpa: Allocator, spec: KernelSpec) Error!MetalKernel {
         var arena_state: std.heap.ArenaAllocator = .init(gpa);
         defer arena_state.deinit();
         const arena = arena_state.allocator();
@@ -116,6 +121,16 @@ pub const MetalKernel = struct {
 
     /// A lazy launch, which compiles at the first of its kind: one array for each output.
     pub fn launch(
+        kernel: MetalKernel,
+        inputs: []const Array,
+        how: Launch,
+        outputs: []Array,
+    ) Error!void {
+        errdefer |err| errors.note(err);
+        try kernel.launchChecked(inputs, how, outputs);
+    }
+
+    fn launchChecked(
         kernel: MetalKernel,
         inputs: []const Array,
         how: Launch,
@@ -226,6 +241,7 @@ pub const KernelCache = struct {
 
     /// The one kernel of a specification, made at the first call; the caller lets go of it.
     pub fn get(cache: *KernelCache, spec: KernelSpec) Error!MetalKernel {
+        errdefer |err| errors.note(err);
         const key = spec.digest();
         cache.mutex.lockUncancelable(cache.io);
         defer cache.mutex.unlock(cache.io);

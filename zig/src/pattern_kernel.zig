@@ -185,6 +185,16 @@ pub const Context = struct {
         inputs: []const Array,
         outputs: []Array,
     ) Error!void {
+        errdefer |err| errors.note(err);
+        try context.runChecked(kernel, inputs, outputs);
+    }
+
+    fn runChecked(
+        context: *Context,
+        kernel: *const PatternKernel,
+        inputs: []const Array,
+        outputs: []Array,
+    ) Error!void {
         const p = try context.preparedOf(kernel);
         if (inputs.len != p.inputs.len) return errors.invalid(
             "[{s}] takes {d} arrays but got {d}.",
@@ -356,6 +366,7 @@ pub const Context = struct {
     /// The kernel of a hand-written body, which must live as long as the context. The context keeps
     /// it.
     pub fn body(context: *Context, spec: *const specs.KernelSpec) Error!metal.MetalKernel {
+        errdefer |err| errors.note(err);
         context.mutex.lockUncancelable(context.kernels.io);
         defer context.mutex.unlock(context.kernels.io);
         if (context.bodies.get(spec)) |kernel| return kernel;

@@ -28,5 +28,7 @@ pub const mlxVersion = arrays.mlxVersion;
 pub const target = arrays.target;
 
 test {
+    _ = @import("arguments.zig");
+    _ = @import("array.zig");
     _ = @import("python.zig");
 }

@@ -66,6 +66,7 @@ const Norm = struct {
         eps: f32,
         outputs: []Array,
     ) Error!void {
+        try arguments.checkNotNegative(norm.op, "eps", eps);
         try norm.check(x);
         const eps_array = try Array.scalar(f32, eps);
         defer eps_array.deinit();

@@ -18,7 +18,8 @@ pub const Options = struct {
     dims: ?i32 = null,
     /// Pair i is (2i, 2i + 1); else it is (i, i + dims / 2).
     traditional: bool = false,
-    base: f64 = 10000,
+    /// Of the frequencies. Default: 10000, unless `freqs` are given.
+    base: ?f64 = null,
     /// Multiplies the positions.
     scale: f32 = 1,
     /// The position of the first step.
@@ -55,8 +56,9 @@ fn paces(context: *Context, half: u32, base: f64) Error!Array {
     return Array.fromSlice(f32, factors, &.{@intCast(2 * half)});
 }
 
+/// a / b, upwards.
 fn ceil(a: u32, b: u32) u32 {
-    return (a + b - 1) / b;
+    return std.math.divCeil(u32, a, b) catch unreachable;
 }
 
 /// Runs of positions, at least, that threads share.
@@ -65,7 +67,10 @@ const RUNS = 16;
 fn turn(context: *Context, x: Array, options: Options, direction: f32) Error!Array {
     const shape = x.shape();
     const heads_last = options.layout == .BLHD;
+    errdefer |err| errors.note(err);
     try check(x, options);
+    // Without elements, the others may be too many to count.
+    if (x.size() == 0) return Array.zeros(x.dtype(), shape);
     const d: u32 = @intCast(shape[shape.len - 1]);
     const batches: u32 = @intCast(shape[0]);
     const steps: u32 = @intCast(shape[if (heads_last) 1 else shape.len - 2]);
@@ -101,7 +106,10 @@ fn turn(context: *Context, x: Array, options: Options, direction: f32) Error!Arr
     else
         try Array.fromSlice(i32, &.{options.offset}, &.{1});
     count = 1;
-    held[1] = if (options.freqs) |f| try f.clone() else try paces(context, half, options.base);
+    held[1] = if (options.freqs) |f|
+        try f.clone()
+    else
+        try paces(context, half, options.base orelse 10000);
     count = 2;
     held[2] = try Array.scalar(f32, options.scale);
     count = 3;
@@ -166,10 +174,11 @@ fn check(x: Array, options: Options) Error!void {
     );
     if (options.freqs) |freqs| {
         try arguments.checkShape("rope", "freqs", freqs, &.{@divExact(dims, 2)});
-    } else if (!(options.base > 0)) return errors.invalid(
-        "[rope] 'base' must be positive but got {d}.",
-        .{options.base},
-    );
+        if (options.base) |base| return errors.invalid(
+            "[rope] 'base' must be None where freqs are given but got {f}.",
+            .{arguments.number(base)},
+        );
+    } else if (options.base) |base| try arguments.checkPositive("rope", "base", base);
     if (options.positions) |p| {
         if (options.offset != 0) return errors.invalid(
             "[rope] 'offset' must be 0 where positions are given but got {d}.",
@@ -191,6 +200,7 @@ fn check(x: Array, options: Options) Error!void {
         "[rope] 'offset' must be a position of 32 bits but got {d}.",
         .{options.offset},
     );
+    try arguments.checkFinite("rope", "scale", options.scale);
     var rows: u64 = 1;
     for (shape[0 .. shape.len - 1]) |n| rows *|= @intCast(n);
     if (rows >= 1 << 32) return errors.invalid(

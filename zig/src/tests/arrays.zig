@@ -57,9 +57,39 @@ test "data that does not fit its shape is refused" {
     try testing.expectError(error.InvalidArgument, Array.fromSlice(f32, &.{}, &.{-1}));
     const large: [4]i32 = @splat(1 << 30);
     try testing.expectError(error.InvalidArgument, Array.fromSlice(f32, &.{}, &large));
+    const bytes = [_]i32{ 1 << 30, 1 << 30, 4 };
+    try testing.expectError(error.InvalidArgument, Array.fromBytes(.float32, &.{}, &bytes));
     const a = try Array.scalar(f32, 1);
     defer a.deinit();
     try testing.expectError(error.InvalidArgument, a.item(i32));
+}
+
+test "memory that an allocator refuses is what the last error says" {
+    const a = try Array.scalar(f32, 1);
+    defer a.deinit();
+    try testing.expectError(error.InvalidArgument, a.item(i32));
+    try testing.expectError(error.OutOfMemory, a.toOwnedSlice(testing.failing_allocator, f32));
+    try testing.expectEqualStrings("[zmlx] out of memory", zmlx.lastError());
+
+    var context: zmlx.Context = .init(testing.failing_allocator, testing.io);
+    defer context.deinit();
+    const x = try Array.zeros(.float32, &.{ 2, 3, 4 });
+    defer x.deinit();
+    const ops = zmlx.catalogue;
+    inline for (.{
+        .{ ops.softmax, .{ &context, x } },
+        .{ ops.rope, .{ &context, x, ops.RopeOptions{} } },
+        .{ zmlx.KernelCache.get, .{ &context.kernels, zmlx.KernelSpec{
+            .name = "double",
+            .input_names = &.{"x"},
+            .output_names = &.{"y"},
+            .body = "y[0] = x[0] + x[0];",
+        } } },
+    }) |call| {
+        try testing.expectError(error.InvalidArgument, a.item(i32));
+        try testing.expectError(error.OutOfMemory, @call(.auto, call[0], call[1]));
+        try testing.expectEqualStrings("[zmlx] out of memory", zmlx.lastError());
+    }
 }
 
 test "a clone outlives what it was made of, and a view is read in row-major order" {

@@ -356,6 +356,64 @@ test "wrong shapes and dtypes are refused with Python's text" {
     try testing.expectError(error.InvalidArgument, ops.softmaxBackward(&context, x, weight));
 }
 
+test "numbers out of range are refused with Python's text" {
+    var context: zmlx.Context = .init(gpa, testing.io);
+    defer context.deinit();
+    const x = try Array.zeros(.float32, &.{ 2, 5, 8 });
+    defer x.deinit();
+    const freqs = try Array.zeros(.float32, &.{4});
+    defer freqs.deinit();
+    const nan = std.math.nan(f32);
+    const inf = std.math.inf(f32);
+    inline for (.{
+        .{ -100, "at least 0 but got -100." },
+        .{ -1e-5, "at least 0 but got -1e-05." },
+        .{ nan, "at least 0 but got nan." },
+        .{ inf, "finite but got inf." },
+    }) |case| {
+        inline for (.{ ops.rmsNorm, ops.rmsNormTraining }) |op| {
+            try testing.expectError(error.InvalidArgument, op(&context, x, null, case[0]));
+            const wanted = "[rms_norm] 'eps' must be " ++ case[1];
+            try testing.expectEqualStrings(wanted, zmlx.lastError());
+        }
+        inline for (.{ ops.layerNorm, ops.layerNormTraining }) |op| {
+            try testing.expectError(error.InvalidArgument, op(&context, x, null, null, case[0]));
+            const wanted = "[layer_norm] 'eps' must be " ++ case[1];
+            try testing.expectEqualStrings(wanted, zmlx.lastError());
+        }
+    }
+    for ([_]struct { ops.RopeOptions, []const u8 }{
+        .{ .{ .base = inf }, "'base' must be positive and finite but got inf." },
+        .{ .{ .base = nan }, "'base' must be positive and finite but got nan." },
+        .{ .{ .base = -0.5 }, "'base' must be positive and finite but got -0.5." },
+        .{ .{ .base = 1e-50 }, "'base' must be positive and finite but got 1e-50." },
+        .{ .{ .base = 1e39 }, "'base' must be positive and finite but got 1e+39." },
+        .{ .{ .scale = -inf }, "'scale' must be finite but got -inf." },
+        .{
+            .{ .base = 500, .freqs = freqs },
+            "'base' must be None where freqs are given but got 500.",
+        },
+    }) |case| {
+        for ([_]@TypeOf(&ops.rope){ ops.rope, ops.ropeBackward }) |op| {
+            try testing.expectError(error.InvalidArgument, op(&context, x, case[0]));
+            try testing.expectEqualStrings(case[1], zmlx.lastError()["[rope] ".len..]);
+        }
+    }
+}
+
+test "rope of nothing is nothing, however many heads and steps it has" {
+    var context: zmlx.Context = .init(gpa, testing.io);
+    defer context.deinit();
+    for ([_][]const i32{ &.{ 0, 70000, 70000, 2, 8 }, &.{ 70000, 0, 70000, 8 } }) |shape| {
+        const x = try Array.zeros(.float32, shape);
+        defer x.deinit();
+        const y = try ops.rope(&context, x, .{});
+        defer y.deinit();
+        try y.eval();
+        try testing.expectEqualSlices(i32, shape, y.shape());
+    }
+}
+
 test "pattern kernels refuse arrays that do not fit the others" {
     var context: zmlx.Context = .init(gpa, testing.io);
     defer context.deinit();
