@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <future>
 #include <sstream>
@@ -92,10 +93,15 @@ uintptr_t place_in_page(const std::vector<uintptr_t>& reads) {
   return best;
 }
 
-// MLX's allocator on a CPU gives null where the system has no more.
-void expect_memory(mx::array& a) {
-  if (a.nbytes() == 0 || a.data<char>()) return;
-  throw std::runtime_error("[malloc] Unable to allocate " + std::to_string(a.nbytes()) + " bytes.");
+// MLX's allocator on a CPU gives null where the system has no more, and counts that as memory in use
+// ever after. So the system is asked first, for what is large.
+void expect_memory(size_t bytes) {
+  constexpr size_t large = size_t(1) << 30;
+  if (bytes < large) return;
+  void* volatile block = std::malloc(bytes);  // which is not to be optimised away
+  std::free(block);
+  if (block) return;
+  throw std::runtime_error("[malloc] Unable to allocate " + std::to_string(bytes) + " bytes.");
 }
 
 // Gives an array its memory; `reads` are the addresses of what is read while it is written.
@@ -111,12 +117,11 @@ void allocate(mx::array& a, const std::vector<uintptr_t>& reads = {}, bool align
   constexpr size_t large = 1 << 16;
   if (a.nbytes() < large && !aligned) {
     a.set_data(mx::allocator::malloc(a.nbytes()));
-    expect_memory(a);
     return;
   }
   mx::array block(a.shape(), a.dtype(), nullptr, {});
+  expect_memory(a.nbytes() + page);
   block.set_data(mx::allocator::malloc(a.nbytes() + page));
-  expect_memory(block);
   auto start = reinterpret_cast<uintptr_t>(block.data<char>());
   uintptr_t skip = reads.empty() ? -start % line : (place_in_page(reads) - start) % page;
   a.copy_shared_buffer(block, a.strides(), block.flags(), a.size(), skip / a.itemsize());
