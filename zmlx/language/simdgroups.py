@@ -237,6 +237,13 @@ CALLS = {
         "apply(total, v)", _APPLY, "auto total = [](int a) { return simd_sum(a); };"
     ),
     "of a function that is handed on": _apart("apply(sum, v)", _SUM + _APPLY),
+    "of a function that a variable hides later": Row(
+        "int v = sum(int(i)); { int sum = 3; r = max(sum, v); }",
+        np.full(32, 496),
+        _SUM,
+        threads=_LANES,
+        together=True,
+    ),
     "of a lambda that calls one": _apart(
         "twice(total, v)",
         "",

@@ -101,7 +101,8 @@ class Reach {
   // Whether the name of a function stands at token i as a value, which something else may call.
   bool is_value(size_t i) const {
     auto& tokens = unit_.tokens;
-    bool known = tokens[i].kind == Token::word && free_.count(tokens[i].text);
+    bool known = tokens[i].kind == Token::word && free_.count(tokens[i].text) &&
+                 !hidden_.count(tokens[i].text);
     return known && i > 0 && tokens[i - 1].is_any({"(", ",", "=", "{", "return", "?", ":", "&"}) &&
            tokens[i + 1].is_any({")", ",", ";", "}", ":"});
   }
@@ -118,6 +119,7 @@ class Reach {
       if (tokens[i].kind == Token::word && after &&
           tokens[i + 1].is_any({";", "=", ",", ")", "[", "{", "(", ":"})) {
         variables_.insert(tokens[i].text);
+        if (!tokens[i + 1].is("(")) hidden_.insert(tokens[i].text);
       }
     }
   }
@@ -150,6 +152,7 @@ class Reach {
 
   Unit& unit_;
   Names names_, own_, free_, variables_, variadic_;
+  Names hidden_;  // by a variable: a function of that name is not meant
 };
 
 const char* const site = "zk_site(__builtin_LINE())";
