@@ -271,8 +271,9 @@ def test_axes_are_a_sequence_of_ints(op, axis):
 @pytest.mark.parametrize("axis", [[0, 1], range(2), np.array([0, 1]), mx.array([0, 1])], ids=repr)
 @pytest.mark.parametrize("op", REDUCTIONS, ids=lambda f: f.__name__)
 def test_axes_may_be_any_sequence_that_mlx_takes(op, axis):
+    """And an array of MLX's own, which MLX 0.32.2 does not take."""
     x = mx.array([[1.0, 2.0], [4.0, 8.0]])
-    assert op(x, axis).item() == pytest.approx(getattr(mx, op.__name__)(x, axis).item())
+    assert op(x, axis).item() == pytest.approx(getattr(mx, op.__name__)(x, [0, 1]).item())
     assert op(x, np.array(0)).shape == (2,)
 
 

@@ -112,7 +112,10 @@ def named_axes(
 def _each(axis: Any) -> tuple[Any, ...]:
     """The elements of a sequence; what is none, such as an array of no axes, as it is."""
     is_sequence = isinstance(axis, _SEQUENCES) and not isinstance(axis, _BYTES)
-    return tuple(axis) if is_sequence and getattr(axis, "ndim", 1) != 0 else (axis,)
+    if not is_sequence or getattr(axis, "ndim", 1) == 0:
+        return (axis,)
+    # An element of MLX's arrays is an index to Python from MLX 0.32.3 on.
+    return tuple(cast(Any, axis).tolist() if isinstance(axis, mx.array) else axis)
 
 
 @lru_cache(maxsize=4096)
