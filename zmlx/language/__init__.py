@@ -34,7 +34,6 @@ SECTIONS: dict[str, dict[str, Row]] = {
     "Functions of a simdgroup": simdgroups.SIMD,
     "Functions of a quad": simdgroups.QUAD,
     "Types that simdgroups move": simdgroups.TYPES,
-    "Calls from a branch": simdgroups.CALLS,
     "simdgroup_matrix": matrices.MATRICES,
     "Scalars": types.SCALARS,
     "Vectors": types.VECTORS,

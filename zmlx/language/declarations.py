@@ -295,17 +295,6 @@ CLASSES = {
         namespace deep { namespace down { inline int value() { return 9; } } }
         """,
     ),
-    "members and alignments of wide types": Row(
-        "const device Arrays* a = (const device Arrays*)out; const device Any<float4>* b = nullptr;"
-        "r = sizeof(Arrays) + 100 * sizeof(Any<float4>) + 10000 * sizeof(Any<float>)"
-        "+ 100000 * int(alignof(float3) + alignof(half4)) + (a && !b) * x[i];",
-        64 + 3200 + 80000 + 2400000 + X,
-        """
-        struct Arrays { int n; array<float4, 2> a; int b; };
-        template <typename T> struct Any { int n; T v; };
-        static_assert(alignof(Any<float4>) == 16 && alignof(float4x4) == 16);
-        """,
-    ),
     "overloads of Metal's functions": Row(
         "Dual d = exp(Dual{x[i] / 8, 2}); r = d.v + 100 * abs(Dual{-1, 3}).d;",
         np.exp(X / 8) - 300,

@@ -1,0 +1,99 @@
+"""Functions that reach a simdgroup function, called from several branches: each call combines the
+lanes that make it. CUDA leaves open which lanes those are, so that the table of the language, which
+all targets compute, has none of these."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from metal_source import SCHEDULES, schedule
+
+import zmlx
+from zmlx.language.row import Row
+
+
+def apart(call: str, header: str, before: str = "") -> Row:
+    """The sum of a lane's number over those that call from the same branch."""
+    return Row(
+        f"int v = int(i);\n{before}\nif (i < 16) {{ r = {call}; }}\nelse {{ r = {call}; }}",
+        np.array([sum(range(16))] * 16 + [sum(range(16, 32))] * 16),
+        header,
+        threads=32,
+        together=True,
+    )
+
+
+SUM = "inline int sum(int a) { return simd_sum(a); }\n"
+OBJECT = "struct Sum { int operator()(int a) const thread { return simd_sum(a); } };\n"
+APPLY = "template <typename F> int apply(F f, int a) { return f(a); }\n"
+
+CALLS = {
+    "of a function": apart("sum(v)", SUM),
+    "of an object": apart("total(v)", OBJECT, "Sum total;"),
+    "of an object that is handed on": apart("apply(Sum(), v)", OBJECT + APPLY),
+    "of a lambda that is handed on": apart(
+        "apply(total, v)", APPLY, "auto total = [](int a) { return simd_sum(a); };"
+    ),
+    "of a function that is handed on": apart("apply(sum, v)", SUM + APPLY),
+    "of a function that a variable hides later": Row(
+        "int v = sum(int(i)); { int sum = 3; r = max(sum, v); }",
+        np.full(32, 496),
+        SUM,
+        threads=32,
+        together=True,
+    ),
+    "of a lambda that calls one": apart(
+        "twice(total, v)",
+        "",
+        "auto total = [](int a) { return simd_sum(a); };\n"
+        "auto twice = [](auto f, int a) { return f(a); };",
+    ),
+    "of a template of any number of arguments": apart(
+        "all(v, v - i)", "template <typename... A> int all(A... a) { return simd_sum((a + ...)); }"
+    ),
+    "of a constructor": apart(
+        "Made(v).sum", "struct Made { int sum; Made(int a) {\nsum = simd_sum(a); } };"
+    ),
+    "of a variable's constructor": Row(
+        "int v = int(i);\nif (i < 16) { Made a(v); r = a.sum; } else { Made b{v}; r = b.sum; }",
+        np.array([120] * 16 + [376] * 16),
+        "struct Made { int sum; Made(int a) {\nsum = simd_sum(a); } };",
+        threads=32,
+        together=True,
+    ),
+    "of a specialisation": apart(
+        "sum<int>(v)",
+        "template <typename T> T sum(T a) { return a; }\n"
+        "template <> int sum<int>(int a) { return simd_sum(a); }",
+    ),
+    "of a method defined behind its class": apart(
+        "a.sum(v)",
+        "struct A { int sum(int a) const thread; };\n"
+        "inline int A::sum(int a) const thread { return simd_sum(a); }",
+        "A a;",
+    ),
+    "of a function with an overload that is apart": apart(
+        "sum(v) + sum(0.5f)", "float sum(float);\n" + SUM + "float sum(float a) { return 0 * a; }"
+    ),
+    "of an overload of Metal's own": apart(
+        "simd_sum(Two{v, 1}).a",
+        "struct Two { int a, b; };\n"
+        "inline Two simd_sum(Two t) { return Two{simd_sum(t.a), simd_sum(t.b)}; }",
+    ),
+    "in turns of a loop that lanes skip": Row(
+        "Sum total; r = 0;\nfor (uint k = 0; k < 4; ++k) {\n"
+        "if ((i + k) % 2) continue;\nr += total(1) * (k + 1);\n}",
+        np.array([64, 96] * 16),
+        OBJECT,
+        threads=32,
+        together=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("row", CALLS.values(), ids=CALLS)
+def test_a_call_combines_the_lanes_that_make_it(row: Row) -> None:
+    with zmlx.target("cpu"):
+        for order in SCHEDULES:
+            with schedule(order):
+                row.check()
