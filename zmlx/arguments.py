@@ -215,6 +215,21 @@ def check_positive(op: str, name: str, value: Any) -> float:
     return number
 
 
+def check_text(op: str, argument: str, text: Any) -> None:
+    """Raises unless `text` is a str."""
+    if not isinstance(text, str):
+        raise TypeError(f"[{op}] '{argument}' must be a str but got {text!r}.")
+
+
+def is_pair_of_texts(pair: Any) -> bool:
+    """Whether these are two texts."""
+    return (
+        isinstance(pair, (tuple, list))
+        and len(pair) == 2
+        and all(isinstance(text, str) for text in pair)
+    )
+
+
 def check_choice(op: str, name: str, value: Any, known: Sequence[str]) -> None:
     """Raises unless `value` is one of the texts `known`. An array is none, whatever it equals."""
     if not isinstance(value, str) or value not in known:

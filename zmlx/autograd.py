@@ -25,6 +25,8 @@ from .arguments import (
     check_array,
     check_identifier,
     check_names,
+    check_text,
+    is_pair_of_texts,
     number_for,
 )
 from .codegen import (
@@ -379,21 +381,6 @@ def unused_name(stem: str, taken: Iterable[str]) -> str:
     while stem in taken:
         stem += "_"
     return stem
-
-
-def check_text(op: str, argument: str, text: Any) -> None:
-    """Raises unless `text` is a str."""
-    if not isinstance(text, str):
-        raise TypeError(f"[{op}] '{argument}' must be a str but got {text!r}.")
-
-
-def is_pair_of_texts(pair: Any) -> bool:
-    """Whether these are two texts."""
-    return (
-        isinstance(pair, (tuple, list))
-        and len(pair) == 2
-        and all(isinstance(text, str) for text in pair)
-    )
 
 
 def _are_texts(texts: Any) -> bool:

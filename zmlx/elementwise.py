@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from . import expr
+from .arguments import check_text
 from .autograd import (
     ExpressionFunction,
     binary_from_expr,
-    check_text,
     nary_from_expr,
     unused_name,
 )

@@ -20,8 +20,16 @@ from collections.abc import Mapping, Sequence
 import mlx.core as mx
 
 from . import expr, msl
-from .arguments import BOOLEAN, FLOATING, Argument, check_identifier, check_names
-from .autograd import check_text, is_pair_of_texts, named_outputs
+from .arguments import (
+    BOOLEAN,
+    FLOATING,
+    Argument,
+    check_identifier,
+    check_names,
+    check_text,
+    is_pair_of_texts,
+)
+from .autograd import named_outputs
 from .codegen import Let, Operand, Output, Pass, Reduce, Rowwise, free_names
 from .pattern import Number, PatternKernel
 
