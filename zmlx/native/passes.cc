@@ -113,9 +113,11 @@ void refuse_unsupported(const Unit& unit) {
   }
 }
 
-// Metal has no stack to recurse on. Overloads and templates may name themselves and mean another
-// function, so only names with a single definition count, which the library has none of.
-void refuse_recursion(const Unit& unit, const std::set<std::string>& library) {
+namespace {
+
+// A function that calls itself. Overloads and templates may name themselves and mean another one,
+// so only names with a single definition count, which the library has none of.
+const Function* recursive(const Unit& unit, const std::set<std::string>& library) {
   std::map<std::string, const Function*> single;
   for (auto& function : unit.outline.functions) {
     if (!function.body || function.name.empty() || function.name == "operator") continue;
@@ -145,11 +147,21 @@ void refuse_recursion(const Unit& unit, const std::set<std::string>& library) {
         if (reached.insert(callee).second) work.push_back(callee);
       }
     }
-    if (!reached.count(name)) continue;
-    unit.place.refuse(unit.tokens[single[name]->head].line,
-                      "recursion (`" + name + "` calls itself) is not supported: Metal has no "
-                      "call stack; use a loop or a template");
+    if (reached.count(name)) return single[name];
   }
+  return nullptr;
+}
+
+}  // namespace
+
+// Metal has no stack to recurse on.
+void refuse_recursion(const Unit& unit, const std::function<std::set<std::string>()>& library) {
+  if (!recursive(unit, {})) return;
+  const Function* function = recursive(unit, library());
+  if (!function) return;
+  unit.place.refuse(unit.tokens[function->head].line,
+                    "recursion (`" + function->name + "` calls itself) is not supported: Metal has "
+                    "no call stack; use a loop or a template");
 }
 
 // [[…]] says nothing that the target language needs: geometry comes from the driver, and hints

@@ -2,6 +2,7 @@
 // language and is independent of the others; none moves a token (see tokens.h).
 #pragma once
 
+#include <functional>
 #include <set>
 #include <string>
 #include <vector>
@@ -42,7 +43,8 @@ struct Unit {
 // passes.cc
 void refuse_unsupported(const Unit&);
 void refuse_mutable_globals(const Unit&);
-void refuse_recursion(const Unit&, const std::set<std::string>& library);
+// `library` gives the names of Metal's functions, which takes a while.
+void refuse_recursion(const Unit&, const std::function<std::set<std::string>()>& library);
 void drop_attributes(Unit&);
 void drop_hints(Unit&);
 void free_specialised_operators(Unit&);

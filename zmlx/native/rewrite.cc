@@ -28,7 +28,6 @@ struct Section {
 struct Prelude {
   std::vector<Section> sections;  // by name
   Tokens defines;
-  std::set<std::string> library;  // names of functions
 };
 
 std::vector<std::string> words(const std::string& text) {
@@ -113,7 +112,6 @@ const Prelude& prelude_in(const std::string& directory, Dialect dialect) {
     // Metal is a dialect of C++14 in clang.
     defines += "#define __cplusplus 201402L\n#define __clang__ 1\n";
     found->second.defines = tokenize(defines);
-    found->second.library = library_names(found->second);
   }
   return found->second;
 }
@@ -239,7 +237,7 @@ Rewritten rewrite(const std::string& metal_text, const RewriteOptions& options) 
   const Prelude& prelude = prelude_in(options.prelude_dir, options.dialect);
   if (options.dialect == Dialect::cuda) {
     Unit unit = read_unit(keep_pragmas(metal_text), prelude, options);
-    refuse_recursion(unit, prelude.library);
+    refuse_recursion(unit, [&] { return library_names(prelude); });
     return cuda_text(unit, [&](auto& names) { return Selection(prelude, names, {}).text(); });
   }
   Unit unit = read_unit(metal_text, prelude, options);
@@ -251,7 +249,7 @@ Rewritten rewrite(const std::string& metal_text, const RewriteOptions& options) 
 
   refuse_unsupported(unit);
   refuse_mutable_globals(unit);
-  refuse_recursion(unit, prelude.library);
+  refuse_recursion(unit, [&] { return library_names(prelude); });
   merge_overloads(unit);
   merge_specialisations(unit);
   drop_attributes(unit);
