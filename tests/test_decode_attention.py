@@ -119,9 +119,11 @@ def test_lanes_in_registers_equal_lanes_in_loops(dtype):
         NAME_write<N>(out, NAME_fma<N>(x, NAME_splat<N>(a[0]), y));
         NAME_write<N>(out + N, x);
         NAME_write<N>(out + 2 * N, NAME_dequantized<8, N>(bytes + 1, 0, by, plus));
+        NAME_write<N>(out + 3 * N, NAME_codes<8, N>(bytes + 2, 0));
         for (int place = 0; place < 2; ++place) {
             const auto z = NAME_dequantized<4, N>(bytes + 3, place, by, plus);
-            NAME_write<N>(out + (3 + place) * N, z);
+            NAME_write<N>(out + (4 + place) * N, z);
+            NAME_write<N>(out + (6 + place) * N, NAME_codes<4, N>(bytes + 1, place));
         }
     }
     """
@@ -145,7 +147,7 @@ def test_lanes_in_registers_equal_lanes_in_loops(dtype):
             template=[("N", n)],
             grid=(1, 1, 1),
             threadgroup=(1, 1, 1),
-            output_shapes=[(5 * n,)] * 2,
+            output_shapes=[(8 * n,)] * 2,
             output_dtypes=[mx.float32] * 2,
         )
         assert np.array_equal(registers, looped)

@@ -127,39 +127,84 @@ if (D@ % 16 == 0 && #_strides[3] == 1) {
     @use
 }
 """,
-    # Scales and biases of a tile, which mostly lie side by side.
+    # Scales and biases of a tile, group by group, which mostly lie side by side.
     QUANTIZED: """\
-constexpr int PER_ROW@ = D@ / GROUP;
-if (#_scales_strides[2] == PER_ROW@ && #_scales_strides[3] == 1
-    && #_biases_strides[2] == PER_ROW@ && #_biases_strides[3] == 1) {
-    for (int e = 0; e < count * PER_ROW@; ++e) {
-        scales[e] = float(#_scales[#_scales_row + size_t(start) * PER_ROW@ + e]);
-        biases[e] = float(#_biases[#_biases_row + size_t(start) * PER_ROW@ + e]);
+if (count < KEYS) {
+    for (int e = 0; e < GROUPS@ * KEYS; ++e) {
+        scales[e] = 0.0f;
+        biases[e] = 0.0f;
+    }
+}
+if (#_scales_strides[2] == GROUPS@ && #_scales_strides[3] == 1
+    && #_biases_strides[2] == GROUPS@ && #_biases_strides[3] == 1) {
+    for (int key = 0; key < count; ++key) {
+        for (int e = 0; e < GROUPS@; ++e) {
+            const size_t at = size_t(start + key) * GROUPS@ + e;
+            scales[e * KEYS + key] = float(#_scales[#_scales_row + at]);
+            biases[e * KEYS + key] =
+                fma(scales[e * KEYS + key], HALF_CODE@, float(#_biases[#_biases_row + at]));
+        }
     }
 } else {
     ZMLX_ROLLED
     for (int key = 0; key < count; ++key) {
         for (int d = 0; d < D@; d += GROUP) {
             @group
-            scales[key * PER_ROW@ + d / GROUP] = by;
-            biases[key * PER_ROW@ + d / GROUP] = plus;
+            scales[d / GROUP * KEYS + key] = by;
+            biases[d / GROUP * KEYS + key] = fma(by, HALF_CODE@, plus);
         }
     }
 }
-const auto soon =
-    zmlx_packed_of<W, BITS, GROUP / PLACES, SOON_D / PLACES>(SOON, SOON_ROWS, scales, biases);
-const auto cache =
-    zmlx_packed_of<W, BITS, GROUP / PLACES, D@ / PLACES>(#, rows_#, scales, biases);
+const auto soon = zmlx_coded_of<W, BITS, SOON_D / PLACES>(SOON, SOON_ROWS);
+const auto cache = zmlx_coded_of<W, BITS, D@ / PLACES>(#, rows_#);
 @use
 """,
 }
 
-_USE = {
-    "k": "zmlx_dots<ROWS, KEYS, STEPS, W, PLACES>(part, own, cache, soon);\n",
+_NUMBERS_USE = {
+    "k": "zmlx_dots<ROWS, KEYS, STEPS, W, 1>(part, own, cache, soon);\n",
     "v": """\
 constexpr int BLOCK = ROWS <= 4 && STEPS_V % 4 == 0 ? 4 : STEPS_V % 2 == 0 ? 2 : 1;
 for (int e = 0; e < STEPS_V; e += BLOCK) {
     zmlx_weigh<ROWS, KEYS, STEPS_V, W, BLOCK>(o, s, e, count, cache, soon);
+}
+""",
+}
+
+#: Σ_key p (scale code + bias) has the scales in the weights, and the biases in sums of their own:
+#: a step of a key takes one product less. So do scores of few rows. Codes lie about 0, or their
+#: sums would cancel with those of the biases.
+_CODED_USE = {
+    "k": """\
+if (FEW) {
+    zmlx_coded_dots<ROWS, KEYS, STEPS, W, PER>(part, own, scales, cache, soon);
+} else {
+    const auto values = zmlx_decoded_of<W, BITS, PER, KEYS>(cache, scales, biases);
+    zmlx_dots<ROWS, KEYS, STEPS, W, PLACES>(part, own, values, soon);
+}
+""",
+    "v": """\
+constexpr int BLOCK = ROWS <= 4 && PER % 4 == 0 ? 4 : 2;
+for (int r = 0; r < ROWS; ++r) {
+    for (int e = 0; e < GROUPS_V; ++e) {
+        const int at = r * GROUPS_V + e;
+        for (int key = 0; key < KEYS; ++key) {
+            scaled[at * KEYS + key] = s[r * KEYS + key] * scales[e * KEYS + key];
+        }
+        for (int u = 0; u < W; ++u) {
+            shift[at * W + u] *= change[r];
+        }
+        zmlx_floats<W> sums = zmlx_read<W>(shift + at * W);
+        for (int key = 0; key < KEYS; key += W) {
+            sums = zmlx_fma<W>(
+                zmlx_read<W>(s + r * KEYS + key), zmlx_read<W>(biases + e * KEYS + key), sums);
+        }
+        zmlx_write<W>(shift + at * W, sums);
+    }
+}
+for (int e = 0; e < STEPS_V; e += BLOCK) {
+    zmlx_weigh<ROWS, GROUPS_V * KEYS, STEPS_V, W, BLOCK>(
+        o, scaled + e / PER * KEYS, e, count, cache, soon);
 }
 """,
 }
@@ -173,10 +218,58 @@ _ROOM = {
         for part in ("k_scales", "k_biases", "v_scales", "v_biases")
     )
     + """\
-constexpr int GROUPS = ALONE ? KEYS * (D > DV ? D : DV) / GROUP : 1;
-float scales[GROUPS], biases[GROUPS];
+constexpr int GROUPS = ALONE ? D / GROUP : 1;
+constexpr int GROUPS_V = ALONE ? DV / GROUP : 1;
+constexpr int PER = GROUP / W;
+constexpr bool FEW = ROWS <= 2;
+// What codes leave out of values.
+constexpr float HALF_CODE_V = float((1 << BITS) / 2), HALF_CODE = FEW ? HALF_CODE_V : 0.0f;
+float scales[KEYS * (GROUPS > GROUPS_V ? GROUPS : GROUPS_V)];
+float biases[KEYS * (GROUPS > GROUPS_V ? GROUPS : GROUPS_V)];
+// Scores of codes miss the biases of K times the sums of q in each group.
+float own_sums[ROWS * GROUPS];
+for (int e = 0; e < ROWS * GROUPS; ++e) {
+    own_sums[e] = 0.0f;
+    for (int i = 0; i < GROUP && ALONE; ++i) {
+        own_sums[e] += own[e * GROUP + i];
+    }
+}
+// Weights times the scales of V, and 16 sums of weights times its biases for each group.
+float scaled[ROWS * GROUPS_V * KEYS];
+float shift[ROWS * GROUPS_V * W];
+for (int e = 0; e < ROWS * GROUPS_V * W; ++e) {
+    shift[e] = 0.0f;
+}
 """,
 }
+
+#: What codes alone leave out of scores and of sums of values.
+SHIFT_K = """\
+if (FEW) {
+    for (int r = 0; r < ROWS; ++r) {
+        for (int e = 0; e < GROUPS; ++e) {
+            for (int key = 0; key < KEYS; ++key) {
+                s[r * KEYS + key] += own_sums[r * GROUPS + e] * biases[e * KEYS + key];
+            }
+        }
+    }
+}
+"""
+SHIFT_V = """\
+if (ALONE) {
+    for (int r = 0; r < ROWS; ++r) {
+        for (int e = 0; e < GROUPS_V; ++e) {
+            float sum = 0.0f;
+            for (int u = 0; u < W; ++u) {
+                sum += shift[(r * GROUPS_V + e) * W + u];
+            }
+            for (int i = 0; i < GROUP; ++i) {
+                o[r * SLOTS_V + e * GROUP + i] += sum;
+            }
+        }
+    }
+}
+"""
 
 _STRIDED = """\
 const size_t row_k = size_t(batch) * size_t(k_strides[0]) + size_t(kv_head) * size_t(k_strides[1])
@@ -220,7 +313,12 @@ def tile(form: Cache, name: str) -> str:
 def alone(form: Cache, name: str) -> str:
     """One thread's product with rows of k or v, while the others are on their way."""
     text = _ALONE[QUANTIZED if form.kind == QUANTIZED else PLAIN]
-    text = fill(text, use=_USE[name], tile=tile(form, name), group=_GROUP)
+    text = fill(
+        text,
+        use=(_CODED_USE if form.kind == QUANTIZED else _NUMBERS_USE)[name],
+        tile=tile(form, name),
+        group=_GROUP,
+    )
     soon, d, rows = {"k": ("v", "DV", "rows_v"), "v": ("k", "D", "next_k")}[name]
     text = text.replace("SOON_D", d).replace("SOON_ROWS", rows).replace("SOON", soon)
     return _named(text, name)

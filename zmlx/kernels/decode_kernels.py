@@ -17,7 +17,7 @@ from functools import cache
 
 from ..metal import KernelSpec
 from .attention_text import ADDED, NO_MASK, fill
-from .decode_cache import NAMES, PAGED, ROWS, Cache, alone, room, tile
+from .decode_cache import NAMES, PAGED, QUANTIZED, ROWS, SHIFT_K, SHIFT_V, Cache, alone, room, tile
 from .decode_lanes import LANES, PRODUCTS
 
 HEADER = """\
@@ -50,6 +50,8 @@ constexpr int HALF = (D / PARTS + TPR - 1) / TPR;
 constexpr int HALF_V = (DV / PARTS + TPR - 1) / TPR;
 constexpr int SLOTS = ALONE ? STEPS * W : HALF * PARTS;
 constexpr int SLOTS_V = ALONE ? STEPS_V * W : HALF_V * PARTS;
+// Sums that add up to the total of a row.
+constexpr int TOTALS = ALONE ? 16 : 1;
 const int lane = int(thread_index_in_simdgroup);
 """
 
@@ -90,13 +92,15 @@ for (int r = 0; r < ROWS; ++r) {
     }
 }
 float o[ROWS * SLOTS_V];
-float top[ROWS], total[ROWS];
+float top[ROWS], total[ROWS * TOTALS];
 for (int e = 0; e < ROWS * SLOTS_V; ++e) {
     o[e] = 0.0f;
 }
 for (int r = 0; r < ROWS; ++r) {
     top[r] = -FLT_MAX;
-    total[r] = 0.0f;
+}
+for (int e = 0; e < ROWS * TOTALS; ++e) {
+    total[e] = 0.0f;
 }
 // Rows of the cache, and for one thread sums for each of them.
 float tile[KEYS * (SLOTS > SLOTS_V ? SLOTS : SLOTS_V)];
@@ -128,6 +132,7 @@ for (int start = low; start < to; start += KEYS) {
     if (ALONE) {
         @dots
         zmlx_fold<ROWS * KEYS, W, false>(s, part);
+        @shift_k
     } else {
         @tile_k
         for (int r = 0; r < ROWS; ++r) {
@@ -186,6 +191,14 @@ for (int start = low; start < to; start += KEYS) {
         }
     }
 }
+if (ALONE) {
+    float sums[ROWS];
+    zmlx_fold<ROWS, 16, false>(sums, total);
+    for (int r = 0; r < ROWS; ++r) {
+        total[r] = sums[r];
+    }
+}
+@shift_v
 for (int r = 0; r < ROWS && first + r < rows; ++r) {
     const size_t at =
         ((size_t(batch) * kv_heads + kv_head) * rows + first + r) * splits + split;
@@ -286,6 +299,8 @@ def spans(form: Cache) -> KernelSpec:
         dots=alone(form, "k"),
         weigh=alone(form, "v"),
         scores=_scores(form),
+        shift_k=SHIFT_K if form.kind == QUANTIZED else "",
+        shift_v=SHIFT_V if form.kind == QUANTIZED else "",
     )
     inputs = tuple(n for n in form.inputs if n != "sinks")
     return KernelSpec(

@@ -51,6 +51,17 @@ inline zmlx_floats<N> zmlx_fma(zmlx_floats<N> a, zmlx_floats<N> b, zmlx_floats<N
     return c;
 }
 
+// Of each of N bytes from p on: its value `place` of BITS bits, less half of 2^BITS.
+template <int BITS, int N, typename P>
+inline zmlx_floats<N> zmlx_codes(P p, int place) {
+    zmlx_floats<N> lanes;
+    for (int u = 0; u < N; ++u) {
+        const int value = int(p[u]) >> BITS * place & ((1 << BITS) - 1);
+        lanes.x[u] = float(value - (1 << (BITS - 1)));
+    }
+    return lanes;
+}
+
 // Of each of N bytes from p on: its value `place` of BITS bits, times scale, plus bias.
 template <int BITS, int N, typename P>
 inline zmlx_floats<N> zmlx_dequantized(P p, int place, float scale, float bias) {
@@ -91,20 +102,17 @@ inline zmlx_numbers<W, SIZE, LINE, P> zmlx_numbers_of(P values, thread size_t* r
     return view;
 }
 
-// Rows of SIZE bytes of packed values, GROUP bytes a group: step e is value e % PLACES of W bytes,
-// which are of one group. Asked for is step e + b, where e is a multiple of PLACES.
-template <int W, int BITS, int GROUP, int SIZE, typename P>
-struct zmlx_packed {
+// Rows of SIZE bytes of packed values: step e is value e % PLACES of W bytes. Asked for is the code
+// of step e + b, where e is a multiple of PLACES.
+template <int W, int BITS, int SIZE, typename P>
+struct zmlx_coded {
     P values;
     thread size_t* rows;
-    thread float* scales;
-    thread float* biases;
+    P bytes(int key, int e, int b) const {
+        return values + rows[key] + (e / (8 / BITS) + b / (8 / BITS)) * W;
+    }
     zmlx_floats<W> at(int key, int e, int b) const {
-        constexpr int PLACES = 8 / BITS;
-        const int byte = (e / PLACES + b / PLACES) * W;
-        const int group = key * (SIZE / GROUP) + byte / GROUP;
-        return zmlx_dequantized<BITS, W>(
-            values + rows[key] + byte, b % PLACES, scales[group], biases[group]);
+        return zmlx_codes<BITS, W>(bytes(key, e, b), b % (8 / BITS));
     }
     void ask(int key, int part, int parts) const {
         for (int i = part * 64; i < SIZE; i += parts * 64) {
@@ -113,10 +121,29 @@ struct zmlx_packed {
     }
 };
 
-template <int W, int BITS, int GROUP, int SIZE, typename P>
-inline zmlx_packed<W, BITS, GROUP, SIZE, P> zmlx_packed_of(
-    P values, thread size_t* rows, thread float* scales, thread float* biases) {
-    zmlx_packed<W, BITS, GROUP, SIZE, P> view = {values, rows, scales, biases};
+template <int W, int BITS, int SIZE, typename P>
+inline zmlx_coded<W, BITS, SIZE, P> zmlx_coded_of(P values, thread size_t* rows) {
+    zmlx_coded<W, BITS, SIZE, P> view = {values, rows};
+    return view;
+}
+
+// The values themselves, PER steps a group, which has a scale and a bias for each of KEYS rows.
+template <int W, int BITS, int PER, int KEYS, typename C>
+struct zmlx_decoded {
+    C codes;
+    thread float* scales;
+    thread float* biases;
+    zmlx_floats<W> at(int key, int e, int b) const {
+        const int group = (e + b) / PER * KEYS + key;
+        return zmlx_dequantized<BITS, W>(
+            codes.bytes(key, e, b), b % (8 / BITS), scales[group], biases[group]);
+    }
+};
+
+template <int W, int BITS, int PER, int KEYS, typename C>
+inline zmlx_decoded<W, BITS, PER, KEYS, C> zmlx_decoded_of(
+    C codes, thread float* scales, thread float* biases) {
+    zmlx_decoded<W, BITS, PER, KEYS, C> view = {codes, scales, biases};
     return view;
 }
 
@@ -147,7 +174,7 @@ inline void zmlx_fold(thread float* folded, thread float* x) {
 }
 
 // The scores s[row][key] become exp(s - top), with the peaks `top` so far; `change` is what the
-// earlier peaks make of sums.
+// earlier peaks make of sums. `total` has 16 sums for each row.
 template <int ROWS, int KEYS>
 inline void zmlx_weights(
     thread float* s, thread float* top, thread float* total, thread float* change) {
@@ -169,20 +196,17 @@ inline void zmlx_weights(
         top[r] = most;
     }
     for (int r = 0; r < ROWS; ++r) {
+        const float peak = top[r], by = change[r];
         for (int u = 0; u < 16; ++u) {
-            fold[r * 16 + u] = 0.0f;
+            total[r * 16 + u] *= by;
         }
         for (int key = 0; key < KEYS; key += 16) {
             for (int u = 0; u < 16; ++u) {
-                const float p = exp(s[r * KEYS + key + u] - top[r]);
+                const float p = exp(s[r * KEYS + key + u] - peak);
                 s[r * KEYS + key + u] = p;
-                fold[r * 16 + u] += p;
+                total[r * 16 + u] += p;
             }
         }
-    }
-    zmlx_fold<ROWS, 16, false>(found, fold);
-    for (int r = 0; r < ROWS; ++r) {
-        total[r] = total[r] * change[r] + found[r];
     }
 }
 
@@ -215,8 +239,48 @@ inline void zmlx_dots(thread float* part, thread float* own, C cache, Q soon) {
     }
 }
 
+// The same of codes, with a scale for each PER steps of a key. For few rows: every row of a group
+// takes a product more, and every step of a key one less.
+template <int ROWS, int KEYS, int STEPS, int W, int PER, typename C, typename Q>
+inline void zmlx_coded_dots(
+    thread float* part, thread float* own, thread float* scales, C codes, Q soon) {
+    for (int key = 0; key < KEYS; ++key) {
+        soon.ask(key, 0, 1);
+        zmlx_floats<W> sums[ROWS];
+        ZMLX_UNROLL
+        for (int r = 0; r < ROWS; ++r) {
+            sums[r] = zmlx_splat<W>(0.0f);
+        }
+        for (int e = 0; e < STEPS; e += PER) {
+            zmlx_floats<W> coded[ROWS];
+            ZMLX_UNROLL
+            for (int r = 0; r < ROWS; ++r) {
+                coded[r] = zmlx_splat<W>(0.0f);
+            }
+            ZMLX_UNROLL
+            for (int b = 0; b < PER; ++b) {
+                const zmlx_floats<W> x = codes.at(key, e, b);
+                ZMLX_UNROLL
+                for (int r = 0; r < ROWS; ++r) {
+                    coded[r] =
+                        zmlx_fma<W>(zmlx_read<W>(own + (r * STEPS + e + b) * W), x, coded[r]);
+                }
+            }
+            const zmlx_floats<W> scale = zmlx_splat<W>(scales[e / PER * KEYS + key]);
+            ZMLX_UNROLL
+            for (int r = 0; r < ROWS; ++r) {
+                sums[r] = zmlx_fma<W>(scale, coded[r], sums[r]);
+            }
+        }
+        ZMLX_UNROLL
+        for (int r = 0; r < ROWS; ++r) {
+            zmlx_write<W>(part + (r * KEYS + key) * W, sums[r]);
+        }
+    }
+}
+
 // o[row] += Σ_key s[row][key] cache[key] in BLOCK steps from `step` on, with sums in registers.
-template <int ROWS, int KEYS, int STEPS, int W, int BLOCK, typename C, typename Q>
+template <int ROWS, int NEXT, int STEPS, int W, int BLOCK, typename C, typename Q>
 inline void zmlx_weigh(
     thread float* o, thread float* s, int step, int count, C cache, Q soon) {
     zmlx_floats<W> sums[ROWS][BLOCK];
@@ -236,7 +300,7 @@ inline void zmlx_weigh(
         }
         ZMLX_UNROLL
         for (int r = 0; r < ROWS; ++r) {
-            const zmlx_floats<W> p = zmlx_splat<W>(s[r * KEYS + key]);
+            const zmlx_floats<W> p = zmlx_splat<W>(s[r * NEXT + key]);
             ZMLX_UNROLL
             for (int b = 0; b < BLOCK; ++b) {
                 sums[r][b] = zmlx_fma<W>(p, x[b], sums[r][b]);

@@ -178,7 +178,10 @@ def _combine(name: str, sinks: bool, dtype: mx.Dtype, statistics: bool) -> BodyK
         total = (by * weight).sum(axis=-1, keepdims=True)
         if sinks:
             total = total + exp(one - most)
-        out = ((by[..., None] * found).sum(axis=-2) / total).astype(dtype)
+        # A query without scores is NaN, and has the gradient 0.
+        none = total == 0.0
+        out = (by[..., None] * found).sum(axis=-2) / mx.where(none, 1.0, total)
+        out = mx.where(none, mx.nan, out).astype(dtype)
         return (out, most.squeeze(-1), total.squeeze(-1))[: 3 if statistics else 1]
 
     return BodyKernel(combine(name, sinks, statistics), plan, in_mlx, dynamic=_refuse(name))

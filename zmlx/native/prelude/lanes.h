@@ -70,47 +70,87 @@ struct zk_integers {
   zk_type zk_values;
 };
 
-// N bytes from p on, which g++ widens in some ten instructions unless it is told.
-template <int N>
-METAL_FUNC zk_integers<N> zk_widened(const metal::uchar* p) {
-  const auto bytes = *(const typename zk_packed_lanes<unsigned char, N>::zk_type*)p;
+// N bytes from p on, signed or not, which g++ widens in some ten instructions unless it is told.
+template <int N, class B>
+METAL_FUNC zk_integers<N> zk_widened(typename zk_packed_lanes<B, N>::zk_type bytes) {
   return {__builtin_convertvector(bytes, typename zk_integers<N>::zk_type)};
 }
 
 #if defined(__AVX2__) && !defined(__clang__)
-template <>
-METAL_FUNC zk_integers<16> zk_widened<16>(const metal::uchar* p) {
-  typedef char zk_bytes __attribute__((vector_size(16)));
-  zk_bytes bytes;
-  __builtin_memcpy(&bytes, p, 16);
+typedef char zk_octets __attribute__((vector_size(16)));
 #ifdef __AVX512F__
-  return {__builtin_ia32_pmovzxbd512_mask(bytes, zk_integers<16>::zk_type{}, -1)};
+#define ZK_WIDENED(B, sign)                                                                     \
+  template <>                                                                                   \
+  METAL_FUNC zk_integers<16> zk_widened<16, B>(zk_packed_lanes<B, 16>::zk_type bytes) {         \
+    return {__builtin_ia32_pmov##sign##xbd512_mask((zk_octets)bytes, zk_integers<16>::zk_type{}, \
+                                                   -1)};                                        \
+  }
 #else
-  const zk_bytes upper = __builtin_shuffle(bytes, zk_bytes{8, 9, 10, 11, 12, 13, 14, 15});
-  const auto low = __builtin_ia32_pmovzxbd256(bytes), high = __builtin_ia32_pmovzxbd256(upper);
-  zk_integers<16> both;
-  __builtin_memcpy(&both, &low, 32);
-  __builtin_memcpy((char*)&both + 32, &high, 32);
-  return both;
+#define ZK_WIDENED(B, sign)                                                             \
+  template <>                                                                           \
+  METAL_FUNC zk_integers<16> zk_widened<16, B>(zk_packed_lanes<B, 16>::zk_type bytes) { \
+    const zk_octets lower = (zk_octets)bytes;                                             \
+    const zk_octets upper =                                                              \
+        __builtin_shuffle(lower, zk_octets{8, 9, 10, 11, 12, 13, 14, 15});               \
+    const auto low = __builtin_ia32_pmov##sign##xbd256(lower);                          \
+    const auto high = __builtin_ia32_pmov##sign##xbd256(upper);                         \
+    zk_integers<16> both;                                                               \
+    __builtin_memcpy(&both, &low, 32);                                                  \
+    __builtin_memcpy((char*)&both + 32, &high, 32);                                     \
+    return both;                                                                        \
+  }
 #endif
+ZK_WIDENED(unsigned char, z)
+ZK_WIDENED(signed char, s)
+#undef ZK_WIDENED
+#endif
+
+// Of each of N bytes from p on: its value `place` of BITS bits in the lowest, and what is above.
+template <int BITS, int N>
+METAL_FUNC typename zk_integers<N>::zk_type zk_placed(const metal::uchar* p, int place) {
+  const auto bytes = *(const typename zk_packed_lanes<unsigned char, N>::zk_type*)p;
+  return zk_widened<N, unsigned char>(bytes).zk_values >> BITS * place;
 }
+
+#if defined(__AVX512F__) && !defined(__clang__)
+#define ZK_PICKS 1
+// All that 4 bits can be, of which one instruction picks by the lowest bits of its lanes.
+inline constexpr zmlx_floats<16>::zk_type zk_nibbles = {0, 1, 2,  3,  4,  5,  6,  7,
+                                                        8, 9, 10, 11, 12, 13, 14, 15};
+#else
+#define ZK_PICKS 0
+inline constexpr zmlx_floats<16>::zk_type zk_nibbles = {};
 #endif
+
+// Of each of N bytes from p on: its value `place` of BITS bits, less half of 2^BITS.
+template <int BITS, int N>
+METAL_FUNC zmlx_floats<N> zmlx_codes(const metal::uchar* p, int place) {
+  typedef typename zmlx_floats<N>::zk_type zk_lanes;
+  if constexpr (BITS == 8) {
+    const auto bytes = *(const typename zk_packed_lanes<unsigned char, N>::zk_type*)p;
+    typedef typename zk_packed_lanes<signed char, N>::zk_type zk_signed;
+    const auto codes = zk_widened<N, signed char>((zk_signed)(bytes ^ 0x80)).zk_values;
+    return {__builtin_convertvector(codes, zk_lanes)};
+  } else if constexpr (ZK_PICKS && BITS == 4 && N == 16) {
+    return {__builtin_shuffle(zk_nibbles - 8.0f, zk_placed<BITS, N>(p, place))};
+  } else {
+    const auto codes = zk_placed<BITS, N>(p, place) & ((1 << BITS) - 1);
+    return {__builtin_convertvector(codes - (1 << (BITS - 1)), zk_lanes)};
+  }
+}
 
 // Of each of N bytes from p on: its value `place` of BITS bits, times scale, plus bias.
 template <int BITS, int N>
 METAL_FUNC zmlx_floats<N> zmlx_dequantized(const metal::uchar* p, int place, float scale,
                                            float bias) {
-  auto codes = zk_widened<N>(p).zk_values >> BITS * place;
   const auto scales = zmlx_splat<N>(scale), biases = zmlx_splat<N>(bias);
-#if defined(__AVX512F__) && !defined(__clang__)
-  // All 16 values that 4 bits have, of which one instruction picks by the low bits of its lanes.
-  if constexpr (BITS == 4 && N == 16) {
-    const zmlx_floats<16> all = {{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}};
-    return {__builtin_shuffle(zmlx_fma<16>(all, scales, biases).zk_values, codes)};
+  auto values = zk_placed<BITS, N>(p, place);
+  if constexpr (ZK_PICKS && BITS == 4 && N == 16) {
+    return {__builtin_shuffle(zmlx_fma<16>({zk_nibbles}, scales, biases).zk_values, values)};
+  } else {
+    if (BITS * place + BITS < 8) values &= (1 << BITS) - 1;
+    const zmlx_floats<N> numbers = {
+        __builtin_convertvector(values, typename zmlx_floats<N>::zk_type)};
+    return zmlx_fma<N>(numbers, scales, biases);
   }
-#endif
-  if (BITS * place + BITS < 8) codes &= (1 << BITS) - 1;
-  const zmlx_floats<N> values = {
-      __builtin_convertvector(codes, typename zmlx_floats<N>::zk_type)};
-  return zmlx_fma<N>(values, scales, biases);
 }
