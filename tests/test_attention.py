@@ -11,6 +11,7 @@ import pytest
 from attention_oracle import assert_right, assert_right_gradients, terms_of
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_gradients import WAYS, assert_plain_gradients
 
 import zmlx
 from zmlx import launch, metal
@@ -263,6 +264,22 @@ def test_a_query_whose_scores_are_all_minus_infinity(target, sinks):
     others = [0, 1, 3, 4]
     np.testing.assert_array_equal(to_numpy(out)[:, :, others], to_numpy(plain)[:, :, others])
     np.testing.assert_array_equal(to_numpy(lse)[..., others], to_numpy(plain_lse)[..., others])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("keys", [5, 40])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": 2, "return_lse": True}],
+                         ids=str)  # fmt: skip
+def test_a_query_without_scores_has_the_gradient_0_in_plain_mlx_too(options, keys, way):
+    """With more keys than queries, of which there are few, it is decoding."""
+    q, k, v = qkv(queries=6, keys=keys)
+    mask = to_numpy(arrays((2, 6, keys))[0]).astype(np.float32)
+    mask[:, 3], mask[0, 4, :4] = -np.inf, -np.inf
+    found = assert_plain_gradients(
+        lambda *xs: attention(*xs, **options), [q, k, v, mx.array(mask)], range(4), way
+    )
+    assert not to_numpy(found[0])[:, :, 3].any()
+    assert not to_numpy(found[3])[:, 3].any()
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": 3, "softcap": 2.0}], ids=str)

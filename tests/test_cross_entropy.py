@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_gradients import WAYS, assert_plain_gradients
 
 import zmlx
 from zmlx import metal
@@ -288,6 +289,26 @@ def test_a_mean_over_no_rows_is_nan_and_their_sum_is_0(weighted):
     assert cross_entropy(logits, targets, weights, ignore_index=-100, reduction="sum").item() == 0
     empty = mx.zeros((0, 5)), mx.zeros((0,), dtype=mx.int32)
     assert np.isnan(cross_entropy(*empty).item())
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("linear", [False, True])
+def test_ignored_rows_have_the_gradient_0_in_plain_mlx_too(linear, weighted, reduction, way):
+    """That of a mean over no rows would be infinite."""
+    logits, targets, weights = problem(6, 4, 5)
+    targets = mx.full(targets.shape, -100)
+    options = {"ignore_index": -100, "reduction": reduction, "z_loss": 0.1, "label_smoothing": 0.1}
+
+    def function(logits, matrix):
+        some = weights if weighted else None
+        if linear:
+            return linear_cross_entropy(logits, matrix, targets, None, some, **options)
+        return cross_entropy(logits, targets, some, **options)
+
+    for found in assert_plain_gradients(function, [logits, mx.eye(5)], [0, 1][: 1 + linear], way):
+        assert not np.array(found).any()
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -336,6 +336,18 @@ def test_a_chain_of_elif_may_be_long_and_is_flat(tmp_path):
     assert not re.search("^ {12}", f.header, re.MULTILINE)
 
 
+def test_a_chain_of_floor_divisions_has_a_text_of_its_length(tmp_path):
+    """Each writes what it divides twice."""
+    text = f"def f(x, y):\n    return x{' // y' * 12} + x // (9 + x // (9 + x * y // (9 + y)))\n"
+    f = jit(function_from_text(text, tmp_path))
+    assert len(f.header) + len(f.derivative.header) < 10_000
+    x, y = mx.array([1e6, -1e6, 2.5]), mx.array([1.25, 1.5, 0.75])
+    want = [f.function(*row) for row in zip(x.tolist(), y.tolist(), strict=True)]
+    assert f(x, y).tolist() == want
+    assert f.trace_reference(x, y)[0].tolist() == want
+    assert not mx.grad(lambda x: f(x, y).sum())(x).any()
+
+
 def test_types_can_be_given_for_the_inputs():
     def twice(x):
         return x + x

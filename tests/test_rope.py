@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zmlx import launch, metal
-from zmlx.kernels import rope, rope_append
+from zmlx.kernels import qk_norm_rope, rope, rope_append
 from zmlx.kernels.rope_append_backward import gradients
 from zmlx.kernels.rope_kernels import STARTS, Rotation, paces
 from zmlx.metal import scalar
@@ -230,6 +230,19 @@ def test_errors(options, message):
 def test_two_axes_are_too_few():
     with pytest.raises(ValueError, match=re.escape("[rope] 'x' must have shape (B, *, L, D)")):
         rope(normal(5, 8))
+
+
+@pytest.mark.parametrize("shape", [(0, 70000, 70000, 8), (70000, 0, 70000, 8)], ids=str)
+def test_axes_beside_an_empty_one_whose_product_has_no_32_bits_are_refused(shape):
+    x, weight = mx.zeros(shape), mx.ones((8,))
+    calls = {
+        "rope": lambda: rope(x),
+        "qk_norm_rope": lambda: qk_norm_rope(x, x, weight, weight),
+        "rope_append": lambda: rope_append(x, x, x, x, offset=0),
+    }
+    for op, call in calls.items():
+        with pytest.raises(ValueError, match=rf"\[{op}\] '\w+' must have fewer than 2\^32 rows"):
+            call()
 
 
 # ---- the cache ----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import mlx.core as mx
 import numpy as np
 import pytest
+from plain_gradients import WAYS, assert_plain_gradients
 
 import zmlx
 from zmlx import launch
@@ -355,6 +356,25 @@ def test_a_row_without_scores_is_nan_and_has_the_gradient_0(geometry):
         np.testing.assert_array_equal(to_numpy(gradient[1]), 0.0)
         lowest = mx.where(mask, 0.0, mx.finfo(mx.float32).min)
         assert mx.isfinite(masked_softmax(x, lowest)).all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("d", [7, 40001])
+@pytest.mark.parametrize("mask", ["bool", "causal", "bool and causal", "added and causal"])
+def test_rows_without_scores_have_the_same_gradients_in_plain_mlx(mask, d, way):
+    """0 where a score is dropped. A row whose last score is -inf or inf is NaN, but for those."""
+    x = to_numpy(normal(3, 9, d)).astype(np.float32)
+    x[0, 5], x[1, 6, 0] = -INF, INF
+    keep, added = np.ones((9, d), bool), np.zeros((9, d), np.float32)
+    keep[3], keep[6, 2:], added[7] = False, False, -INF
+    options = {"causal": True, "offset": -2 if d == 7 else 4 - d} if "causal" in mask else {}
+    values = [mx.array(x)]
+    if mask != "causal":
+        values.append(mx.array(added if "added" in mask else keep))
+    which = (0, 1) if "added" in mask else (0,)
+    dx, *_ = assert_plain_gradients(lambda *xs: masked_softmax(*xs, **options), values, which, way)
+    assert np.isnan(to_numpy(dx)[0, 5]).any()
+    assert not to_numpy(dx)[2, 3, 5:].any()
 
 
 def test_a_new_scale_or_offset_compiles_nothing():

@@ -4,6 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from attention_oracle import assert_right, assert_right_gradients
+from plain_gradients import WAYS, assert_plain_gradients
 
 import zmlx
 from zmlx import checks, launch
@@ -75,6 +76,16 @@ def test_a_sequence_without_keys_is_nan_and_the_others_are_not():
         [mx.ones((4, 93, 8))],
     )  # fmt: skip
     assert all(np.isfinite(np.array(g)).all() for g in got)
+
+
+@pytest.mark.parametrize("way", [w for w in WAYS if w != "shapeless"])
+@pytest.mark.parametrize("options", [{}, {"causal": True, "return_lse": True}], ids=str)
+def test_a_sequence_without_keys_has_the_gradient_0_in_plain_mlx_too(options, way):
+    cu_q, cu_k = mx.array([0, 40, 70, 133]), mx.array([0, 60, 60, 120])
+    dq, _, _ = assert_plain_gradients(
+        lambda *x: varlen_attention(*x, cu_q, cu_k, **options), inputs(), range(3), way
+    )
+    assert not np.array(dq)[:, 40:70].any()
 
 
 BAD = [((1, 5, 5, 70, 133), KEYS), ((0, 9, 5, 70, 133), KEYS), ((0, 5, 5, 70, 140), KEYS),

@@ -321,7 +321,7 @@ def _operand(x: mx.array, shape: tuple[int, ...], may_share: bool) -> tuple[str,
     if x.size == 1:
         return "scalar", x.reshape(())
     if prod(x.shape[:-1]) == 1 and x.shape[-1] == shape[-1]:
-        return "column", x.reshape(-1)
+        return "column", x.flatten()
     if shape[-1] >= _FEWEST_IN_A_ROW:
         if x.shape[-1] == 1:
             values = (*shape[:-1], 1)

@@ -54,6 +54,11 @@ def _spread(value: mx.array, like: mx.array) -> mx.array:
     return mx.broadcast_arrays(value, like)[0]
 
 
+def _rows(x: mx.array) -> mx.array:
+    """x as (rows, D). No reshape to (-1, D), which a vmap over nothing cannot take."""
+    return mx.flatten(x, 0, -2) if x.ndim > 1 else mx.expand_dims(x, 0)
+
+
 class _Values(dict[str, mx.array]):
     """Names to arrays; a let is evaluated when it is first asked for, since element-level lets may
     name results of reductions that come later."""
@@ -145,7 +150,7 @@ def evaluate(
         for x, row in picks:
             index = mx.stop_gradient(values[x.index])
             if x.kind == "row":
-                values[x.name] = row.reshape(-1, row.shape[-1])[index.squeeze(-1)]
+                values[x.name] = _rows(row)[index.squeeze(-1)]
             else:
                 values[x.name] = mx.take_along_axis(row, index, axis=-1)
         for step in pattern.passes:
@@ -163,7 +168,7 @@ def evaluate(
     for y in pattern.outputs:
         value = expression_value(y.expr, values)
         if isinstance(pattern, Columnwise) or y.kind == "column":
-            total = _spread(value, like).reshape(-1, like.shape[-1]).sum(axis=0)
+            total = _rows(_spread(value, like)).sum(axis=0)
             zeros = mx.zeros((chunks - 1, like.shape[-1]), dtype=mx.float32)
             value = mx.concatenate([total[None], zeros], axis=0)
         elif y.kind == "per_row":

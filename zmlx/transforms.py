@@ -77,6 +77,27 @@ def complete(
     return done
 
 
+def mapped(
+    function: Callable[..., Sequence[mx.array]],
+    inputs: Sequence[mx.array],
+    axes: Sequence[int | None],
+) -> Sequence[mx.array]:
+    """Outputs of `function` mapped over axis 0, of inputs that are mapped over `axes`."""
+    empty = any(a is not None and x.shape[a] == 0 for x, a in zip(inputs, axes, strict=True))
+    if empty:
+        # Some of MLX's ops, such as argmax, refuse what has no elements: maps one, and drops it.
+        inputs = [x if a is None else _one(x, a) for x, a in zip(inputs, axes, strict=True)]
+    outputs: Sequence[mx.array] = mx.vmap(function, in_axes=tuple(axes))(*inputs)
+    return [y[:0] for y in outputs] if empty else outputs
+
+
+def _one(x: mx.array, axis: int) -> mx.array:
+    """An array of no elements with one of zeros along `axis`."""
+    shape = [*x.shape]
+    shape[axis] = 1
+    return mx.concatenate([x, mx.zeros(shape, x.dtype)], axis=axis)
+
+
 class Record:
     """What a primitive on the CPU asks when a transform reaches it."""
 
@@ -113,8 +134,8 @@ class Record:
 
     def vmap(self, inputs: Arrays, axes: Sequence[int]) -> tuple[Arrays, tuple[int, ...]]:
         """Outputs mapped over axis 0."""
-        in_axes = tuple(None if a < 0 else a for a in axes)
-        outputs = mx.vmap(lambda *xs: list(self.reference(*xs)), in_axes=in_axes)(*inputs)
+        in_axes = [None if a < 0 else a for a in axes]
+        outputs = mapped(lambda *xs: list(self.reference(*xs)), inputs, in_axes)
         return tuple(outputs), (0,) * len(outputs)
 
 

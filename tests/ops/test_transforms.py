@@ -12,7 +12,7 @@ import zmlx
 from zmlx.testing import draw, gradients, to_numpy
 from zmlx.transforms import strict
 
-from .sweep import DIFFERENTIABLE, OPS, outputs
+from .sweep import DIFFERENTIABLE, OPS, option_cases, outputs
 
 EVERY_OP = pytest.mark.parametrize("op", OPS, ids=lambda o: o.name)
 EVERY_GRADIENT = pytest.mark.parametrize("op", DIFFERENTIABLE, ids=lambda o: o.name)
@@ -192,6 +192,34 @@ def test_vmap_of_grad_and_grad_of_vmap(op):
         )
 
     close(of(op.function), of(op.reference))
+
+
+@pytest.mark.parametrize("op", [o for o in OPS if "vmap" not in o.refuses], ids=lambda o: o.name)
+def test_vmap_over_nothing(op):
+    """A batch of 0, which MLX cannot reshape to (-1, D), and of which it takes no argmax."""
+    for case in (op.cases[1], *option_cases(op)):
+        values = draw(op, case, mx.float32)
+        axes = tuple(None if is_shared(a) else 0 for a in op.arguments)
+        empty = [v if a is None else mx.zeros((0, *v.shape), v.dtype)
+                 for v, a in zip(values, axes, strict=True)]  # fmt: skip
+
+        def function(*some, options=case.options):
+            return outputs(op.function(*some, **options))
+
+        mapped = mx.vmap(function, in_axes=axes)
+        wants, gots = function(*values), mapped(*empty)
+        for got, want in zip(gots, wants, strict=True):
+            assert (got.shape, got.dtype) == ((0, *want.shape), want.dtype), case.options
+        mx.eval(gots)
+        which = op.differentiable
+        if not which or not all(mx.issubdtype(y.dtype, mx.floating) for y in wants):
+            continue
+        each = mx.vmap(mx.grad(lambda *some: weighted(function(*some)), which), axes)(*empty)
+        over = mx.grad(lambda *some, of=mapped: weighted(of(*some)), which)(*empty)
+        for i, one, total in zip(which, outputs(each), outputs(over), strict=True):
+            assert one.shape == (0, *values[i].shape), case.options
+            assert total.shape == empty[i].shape, case.options
+            assert not np.array(total).any(), case.options
 
 
 @EVERY_GRADIENT

@@ -105,6 +105,9 @@ class Expressions:
         def fresh_variable(self, type_: str) -> str:
             """See `Frontend`."""
 
+        def temporary(self, value: Value) -> Value:
+            """See `Frontend`."""
+
     def values(self, node: ast.expr) -> tuple[Value, ...]:
         """The values of an expression, several for a tuple or a function with several outputs."""
         if isinstance(node, (ast.Tuple, ast.List)):
@@ -263,8 +266,15 @@ class Expressions:
             return _int(operator, x, y)
         if operator == "//":
             # Exact: what is left after the remainder is a multiple of y up to rounding.
+            x, y = self.short(x), self.short(y)
             return call("round", call("/", call("-", x, call("%", x, y)), y))
         return call(operator, x, y)
+
+    def short(self, value: Value) -> Value:
+        """`value` as a variable, since what is written twice doubles the text at every step of a
+        chain; a `while` condition, which is computed again, can have none."""
+        known = value.op in ("const", "var") or not self.calls_allowed
+        return value if known else self.temporary(value)
 
     def folded(self, operator: str, x: Any, y: Any, node: ast.AST) -> Value:
         """An operation on two ints or bools that are known, as Python does it."""

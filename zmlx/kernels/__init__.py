@@ -18,10 +18,6 @@ attention     scaled_dot_product_attention varlen_attention decode_attention pag
               quantized_attention
 """
 
-from ..backend import require_mlx
-
-require_mlx()
-
 from . import gradient_norm as gradient_norm
 from .activations import (
     celu,

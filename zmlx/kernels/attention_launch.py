@@ -210,7 +210,12 @@ _DELTA = PatternKernel(
 _SINK_TERM = nary_from_expr(
     "-exp(sink - peak) / weight * delta", ("sink", "peak", "weight", "delta"), name=f"{_OP}_dsink"
 )
-_LSE = nary_from_expr("peak + log(weight)", ("peak", "weight"), name=f"{_OP}_lse")
+#: The logarithm of 0, of a query without scores, has no gradient.
+_LSE = nary_from_expr(
+    "weight == 0 ? -inf : peak + log(weight == 0 ? 1 : weight)",
+    ("peak", "weight"),
+    name=f"{_OP}_lse",
+)
 
 
 def _on_cpu() -> bool:

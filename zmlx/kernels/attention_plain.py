@@ -149,7 +149,9 @@ def forward_in_mlx(form: Form, inputs: Arrays, dynamic: bool = False) -> Arrays:
     some, options = _float32(form, inputs)
     z, _, _ = _scores(some["q"], some["k"], xp=mx, **options)
     e, peak, total = softmax_of(z, some.get("sinks"), mx, dynamic)
-    out = product(e, some["v"], mx) / total
+    # A query without scores is NaN, and has the gradient 0.
+    none = total == 0.0
+    out = mx.where(none, mx.nan, product(e, some["v"], mx) / mx.where(none, 1.0, total))
     return out.astype(inputs[0].dtype), peak.squeeze(-1), total.squeeze(-1)
 
 
@@ -163,8 +165,9 @@ def backward_in_mlx(form: Form, inputs: Arrays, dynamic: bool = False) -> tuple[
         k, v = mx.repeat(k, group, axis=1), mx.repeat(v, group, axis=1)
     z, keep, slope = _scores(q, k, xp=mx, **options)
     e, _, total = softmax_of(z, some.get("sinks"), mx, dynamic)
-    p = e / total
-    ds = p * (dout @ v.swapaxes(-1, -2) - delta[..., None])
+    none = total == 0.0
+    p = e / mx.where(none, 1.0, total)
+    ds = mx.where(none, 0.0, p * (dout @ v.swapaxes(-1, -2) - delta[..., None]))
     if keep is not None:
         ds = mx.where(keep, ds, 0.0)
     dz = ds if slope is None else ds * slope

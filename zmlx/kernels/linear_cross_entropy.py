@@ -134,7 +134,7 @@ def linear_cross_entropy(
     flat = cpu.maybe_tracing((hidden, weight)) != cpu.DYNAMIC
     rows = [hidden, weight, targets, ignore]
     if flat:
-        rows[0], rows[2] = hidden.reshape(prod(lead), hidden.shape[-1]), targets.reshape(-1)
+        rows[0], rows[2] = hidden.reshape(prod(lead), hidden.shape[-1]), targets.flatten()
     if bias is not None:
         rows.append(bias)
     row_weights = None

@@ -29,7 +29,7 @@ import mlx.core as mx
 from .. import launch
 from ..metal import scalar
 from ..targets import cpu
-from ..transforms import Arrays, complete
+from ..transforms import Arrays, complete, mapped
 from .cross_entropy import NOTHING
 from .linear_cross_entropy_kernels import ChunkTerms, accumulate, finish, gradient
 
@@ -241,5 +241,5 @@ class Blocks:
         return mx.jvp(of, [primals[i] for i in some], [tangents[i] for i in some])[1]
 
     def _vmap(self, arrays: Any, axes: Any) -> Any:
-        outputs = mx.vmap(self.reference, in_axes=tuple(axes))(*arrays)
+        outputs = mapped(self.reference, arrays, axes)
         return outputs, [0] * len(outputs)

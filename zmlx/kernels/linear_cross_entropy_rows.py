@@ -22,6 +22,7 @@ import mlx.core as mx
 from .. import launch
 from ..metal import scalar
 from ..targets import cpu
+from ..transforms import mapped
 from .linear_cross_entropy_blocks import Blocks, after, plus
 from .linear_cross_entropy_kernels import accumulate, finish, gradient
 from .loss_reductions import reduced
@@ -194,5 +195,5 @@ def _tangents(plain: Any, primals: Any, tangents: Any) -> Any:
 
 
 def _mapped(plain: Any, arrays: Any, axes: Any) -> Any:
-    outputs = mx.vmap(plain, in_axes=tuple(axes))(*arrays)
+    outputs = mapped(plain, arrays, axes)
     return outputs, [0] * len(outputs)

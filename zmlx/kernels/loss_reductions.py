@@ -69,6 +69,19 @@ def _weighted_mean(*more: Output) -> Rowwise:
     )
 
 
+def _mean_over(total: mx.array, weights: mx.array) -> mx.array:
+    """total / weights, with the gradient 0 where the weights are: an infinite one would make NaN
+    of the rows that are ignored, where plain MLX multiplies it by 0."""
+    none = weights == 0.0
+    mean = total / mx.where(none, 1.0, weights)
+    return mx.where(none, mx.stop_gradient(total / weights), mean)
+
+
+def _weighted_mean_in_mlx(loss: mx.array, weight: mx.array) -> Arrays:
+    weights = weight.sum(axis=-1)
+    return _mean_over(loss.sum(axis=-1), weights), weights
+
+
 _WEIGHTED_MEAN = PatternKernel(
     "loss_weighted_mean",
     _weighted_mean(),
@@ -78,7 +91,9 @@ _WEIGHTED_MEAN = PatternKernel(
         _weighted_mean(Output("kept", "weights", "per_row")),
         (mx.float32, mx.float32),
         vjp=_weighted_mean_vjp,
+        reference=_weighted_mean_in_mlx,
     ),
+    reference=lambda *inputs: _weighted_mean_in_mlx(*inputs)[:1],
 )
 
 
@@ -95,11 +110,11 @@ def reduced(loss: mx.array, reduction: str, weights: mx.array | None = None) -> 
     if cpu.maybe_tracing((loss,)) == cpu.DYNAMIC:
         # The gradient of a reshape has the first shape that was traced.
         if weights is not None:
-            return loss.sum() / mx.stop_gradient(weights).sum()
+            return _mean_over(loss.sum(), mx.stop_gradient(weights).sum())
         return loss.sum() if reduction == "sum" else loss.mean()
-    flat = loss.reshape(-1)
+    flat = loss.flatten()
     if reduction == "sum":
         return _SUM(flat)  # type: ignore[no-any-return]
     if weights is None:
         return _MEAN(flat)  # type: ignore[no-any-return]
-    return _WEIGHTED_MEAN(flat, weights.reshape(-1))  # type: ignore[no-any-return]
+    return _WEIGHTED_MEAN(flat, weights.flatten())  # type: ignore[no-any-return]

@@ -30,12 +30,13 @@ from ..arguments import (
 )
 from ..autograd import sum_chunks
 from ..codegen import Let, Operand, Output, Pass, Reduce, Rowwise
+from ..interpret import evaluate
 from ..launch import LONGEST_KEPT_ROW, settings
 from ..metal import scalar
 from ..pattern import PatternKernel
 from ..registry import ROWS, Case, Op, Option, register
 from ..targets import cpu
-from ..transforms import Arrays, Rule
+from ..transforms import Arrays, Reference, Rule
 
 
 def masked_softmax_reference(
@@ -48,9 +49,11 @@ def masked_softmax_reference(
     xp: Any = mx,
 ) -> Any:
     """masked_softmax in plain MLX."""
-    z = scale * x
-    if mask is not None:
-        z = xp.where(mask, z, -xp.inf) if mask.dtype in (mx.bool_, bool) else z + mask
+    z, keep = scale * x, None
+    if mask is not None and mask.dtype in (mx.bool_, bool):
+        keep = mask
+    elif mask is not None:
+        z = z + mask
     if causal:
         # Positions and lengths from the elements, which a shapeless compile may change.
         ones = xp.ones_like(xp.stop_gradient(x))
@@ -58,9 +61,18 @@ def masked_softmax_reference(
         last = xp.sum(ones, axis=-1, keepdims=True) + (0 if offset is None else offset)
         if x.ndim > 1:
             last = last + xp.cumsum(ones, axis=-2) - xp.sum(ones, axis=-2, keepdims=True)
-        z = xp.where(key <= last, z, -xp.inf)
-    e = xp.exp(z - xp.max(z, axis=-1, keepdims=True))
-    return e / xp.sum(e, axis=-1, keepdims=True)
+        keep = key <= last if keep is None else xp.logical_and(keep, key <= last)
+    if keep is None:
+        e = xp.exp(z - xp.max(z, axis=-1, keepdims=True))
+        return e / xp.sum(e, axis=-1, keepdims=True)
+    # As `_Masking.in_mlx`: NaN comes in where its gradient is not multiplied by 0 any more.
+    largest = xp.stop_gradient(xp.max(xp.where(keep, z, -xp.inf), axis=-1, keepdims=True))
+    found = xp.isfinite(largest)
+    factor = xp.where(xp.logical_or(found, xp.logical_not(keep)), xp.ones_like(z), xp.nan)
+    z = xp.where(xp.logical_and(found, keep), z * factor, -xp.inf)
+    e = xp.exp(z - xp.where(found, largest, 0.0))
+    total = xp.sum(e, axis=-1, keepdims=True)
+    return xp.where(found, e / xp.where(found, total, 1.0), xp.nan)
 
 
 # ---- kernels ------------------------------------------------------------------------------------
@@ -103,13 +115,56 @@ class _Masking:
         """What is known of a row."""
         return (Let("last", "query + shift", "int"),) if self.causal else ()
 
+    @property
+    def inputs(self) -> tuple[Operand, ...]:
+        """What the forward reads."""
+        return (Operand("x"), _SCALE, *self.mask, *self.positions)
+
+    @property
+    def score(self) -> str:
+        """A score before any is dropped."""
+        added = self.lies != _NONE and not self.keeps
+        return "scale * x + mask" if added else "scale * x"
+
+    @property
+    def kept(self) -> str:
+        """The condition of the scores that are kept; "" where all are."""
+        return " && ".join(["key <= last"] * self.causal + ["mask != 0.0f"] * self.keeps)
+
     def choose(self, name: str, value: str, otherwise: str) -> tuple[Let, ...]:
         """`name` = `value` where the score is kept, else `otherwise`."""
-        conditions = ["key <= last"] * self.causal + ["mask != 0.0f"] * self.keeps
-        if not conditions:
+        if not self.kept:
             return (Let(name, value),)
         key = (Let("key", "j", "int"),) * self.causal
-        return (*key, Let(name, f"{' && '.join(conditions)} ? {value} : {otherwise}"))
+        return (*key, Let(name, f"{self.kept} ? {value} : {otherwise}"))
+
+    @property
+    def in_mlx(self) -> Rowwise:
+        """The forward as plain MLX can differentiate it. Of a row without a score, or with one that
+        is infinite, the gradient is NaN where scores are kept and 0 where they are dropped: since
+        the gradient of a `where` multiplies by 0, NaN comes in before it."""
+        none = Let("none", "!isfinite(largest)", "bool")
+        return Rowwise(
+            inputs=self.inputs,
+            before=self.before,
+            lets=(
+                *self.choose("z", self.score, "-INFINITY"),
+                Let("factor", f"none && {self.kept} ? NAN : 1.0f"),
+                Let("score", f"!none && {self.kept} ? ({self.score}) * factor : -INFINITY"),
+                Let("e", "exp(score - shift)"),
+            ),
+            passes=(
+                Pass(
+                    (Reduce("largest", "max", "z"),),
+                    (none, Let("shift", "none ? 0.0f : largest")),
+                ),
+                Pass(
+                    (Reduce("total", "sum", "e"),),
+                    (Let("weight", "1.0f / (none ? 1.0f : total)"),),
+                ),
+            ),
+            outputs=(Output("y", "none ? NAN : e * weight"),),
+        )
 
 
 @cache
@@ -170,14 +225,21 @@ def _rule(masking: _Masking) -> Rule:
     return vjp
 
 
+def _reference(masking: _Masking) -> Reference | None:
+    """The forward in plain MLX; None where that of the kernel's pattern will do."""
+    if not masking.kept:
+        return None
+    pattern = masking.in_mlx
+    return lambda *inputs: evaluate(pattern, inputs, (mx.float32,))
+
+
 @cache
 def _forward(masking: _Masking) -> PatternKernel:
     """y; a row that fits keeps its scores."""
-    inputs = (Operand("x"), _SCALE, *masking.mask, *masking.positions)
+    inputs, lets = masking.inputs, masking.choose("z", masking.score, "-INFINITY")
     added = masking.lies != _NONE and not masking.keeps
-    lets = masking.choose("z", "scale * x + mask" if added else "scale * x", "-INFINITY")
     dtypes = (("x", "mask") if added else ("x",),)
-    rule = _rule(masking)
+    rule, reference = _rule(masking), _reference(masking)
     # An infinite maximum makes the whole row NaN, as in MLX.
     weight = Let("weight", "isinf(largest) ? NAN : 1.0f / total")
     long = Rowwise(
@@ -204,7 +266,8 @@ def _forward(masking: _Masking) -> PatternKernel:
         dtypes,
         arguments=(_X,),
         vjp=rule,
-        long=PatternKernel("masked_softmax/long", long, dtypes, vjp=rule),
+        long=PatternKernel("masked_softmax/long", long, dtypes, vjp=rule, reference=reference),
+        reference=reference,
     )
 
 

@@ -30,11 +30,16 @@ from . import moe_rows_text as text
 from .moe_sort import shapeless
 
 
+def _flat(x: Any) -> Any:
+    """x as (rows, D)."""
+    return x.reshape(prod(x.shape[:-1]), x.shape[-1])
+
+
 def moe_dispatch_reference(
     x: mx.array, positions: mx.array, order: mx.array, *, xp: Any = mx
 ) -> Any:
     """moe_dispatch in plain MLX."""
-    return x.reshape(-1, x.shape[-1])[order // positions.shape[-1]]
+    return _flat(x)[order // positions.shape[-1]]
 
 
 def moe_combine_reference(
@@ -152,14 +157,14 @@ def _rows(x: mx.array, index: mx.array) -> mx.array:
 
 
 def _dispatch_plain(x: mx.array, positions: mx.array, order: mx.array) -> Arrays:
-    return (_rows(x.reshape(-1, x.shape[-1]), order // positions.shape[-1]),)
+    return (_rows(_flat(x), order // positions.shape[-1]),)
 
 
 def _spread_weighted_plain(
     x: mx.array, weights: mx.array, positions: mx.array, order: mx.array
 ) -> Arrays:
     rows = _dispatch_plain(x, positions, order)[0].astype(mx.float32)
-    factors = _rows(weights.reshape(-1, 1), order).astype(mx.float32)
+    factors = _rows(weights.reshape(weights.size, 1), order).astype(mx.float32)
     return ((rows * factors).astype(x.dtype),)
 
 

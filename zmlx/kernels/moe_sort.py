@@ -39,7 +39,7 @@ class Routing(NamedTuple):
 
 def moe_sort_reference(indices: mx.array, *, num_experts: int = 4, xp: Any = mx) -> Any:
     """moe_sort in plain MLX; an index out of range sorts behind the experts."""
-    flat = indices.reshape(-1)
+    flat = indices.reshape(indices.size)
     flat = xp.where(xp.logical_and(flat >= 0, flat < num_experts), flat, num_experts)
     order = xp.argsort(flat, axis=-1)
     positions = xp.argsort(order, axis=-1).reshape(indices.shape)

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import prod
 from typing import Any
 
 import mlx.core as mx
@@ -29,7 +28,7 @@ from ..registry import COUNTS_ELEMENTS, Case, Op, Option, register
 from ..transforms import Arrays
 from .qk_norm_rope_kernels import BACKWARD, FORWARD, ROW_HEADER, SUMS
 from .rope import rope_reference
-from .rope_arguments import turning
+from .rope_arguments import check_rows, turning
 from .rope_kernels import Rotation, table_in_mlx, turned, turned_at_any_shape
 
 #: Chunks of positions that partial sums of weight gradients are made of, at most.
@@ -118,10 +117,8 @@ def _forward(rotation: Rotation) -> BodyKernel:
     def plan(chosen: launch.Settings, inputs: Arrays) -> Plan:
         q, k, wq, wk, _, positions = inputs[:6]
         places = rotation.sizes(q, positions)[0]
-        if prod(q.shape[:-1]) >= 2**32 or prod(k.shape[:-1]) >= 2**32:
-            raise ValueError(
-                f"[qk_norm_rope] 'q' must have fewer than 2^32 rows but got {tuple(q.shape)}."
-            )
+        check_rows("qk_norm_rope", "q", q)
+        check_rows("qk_norm_rope", "k", k)
         types = _types(q, k, wq, wk)
         return _Launch.of(rotation, chosen, places, sums=False).plan(
             rotation, q, k, positions, types, (tuple(q.shape), tuple(k.shape)), types

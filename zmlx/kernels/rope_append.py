@@ -13,7 +13,6 @@ it is with the cotangents of the caches, which the backward makes their gradient
 from __future__ import annotations
 
 from functools import cache
-from math import prod
 from typing import Any
 
 import mlx.core as mx
@@ -28,7 +27,7 @@ from ..transforms import Arrays
 from .rope import rope_reference
 from .rope_append_backward import gradients
 from .rope_append_kernels import BODY, QUERIES, ROW_HEADER, is_new, starts
-from .rope_arguments import turning
+from .rope_arguments import check_rows, turning
 from .rope_kernels import Rotation, table_in_mlx, turned
 
 _OP = "rope_append"
@@ -222,8 +221,7 @@ def rope_append(
         raise bad("k_cache", f"have at least {length} positions, as 'k' has steps", room)
     if v_cache.shape[axis] != room:
         raise bad("v_cache", f"have {room} positions, as 'k_cache'", v_cache.shape[axis])
-    if prod(k_cache.shape[:-1]) >= 2**32:
-        raise bad("k_cache", "have fewer than 2^32 rows", tuple(k_cache.shape))
+    check_rows("rope_append", "k_cache", k_cache)
     if not isinstance(offset, mx.array):
         _check_offset(offset, room, length)
     given = () if q is None else (q,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import mlx.core as mx
@@ -38,6 +39,16 @@ class Turning:
 
     rotation: Rotation
     arrays: Arrays
+
+
+def check_rows(op: str, name: str, x: mx.array) -> None:
+    """Raises unless the rows of x have numbers of 32 bits; and where x is empty those of its other
+    axes, which kernels are given."""
+    if prod(max(n, 1) for n in x.shape[:-1]) >= 2**32:
+        raise ValueError(
+            f"[{op}] '{name}' must have fewer than 2^32 rows, with 1 for an axis of 0, but got "
+            f"{tuple(x.shape)}."
+        )
 
 
 def turning(

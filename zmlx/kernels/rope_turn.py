@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from math import prod
 from typing import Any
 
 import mlx.core as mx
@@ -14,6 +13,7 @@ from ..autograd import sum_chunks
 from ..body import BodyKernel, Plan, constant
 from ..metal import KernelSpec, scalar
 from ..transforms import Arrays
+from .rope_arguments import check_rows
 from .rope_kernels import (
     ARRAYS,
     HEADER,
@@ -153,7 +153,7 @@ def turn(rotation: Rotation, forward: bool) -> BodyKernel:
         x = inputs[0]
         strides = rotation.strides(x)
         sizes = rotation.sizes(x, inputs[1])
-        _check_size(x)
+        check_rows("rope", "x", x)
         lanes = _lanes(chosen, rotation.half)
         block, run = rotation.runs(chosen, sizes[0])
         blocks = -(-sizes[0] // run)
@@ -253,8 +253,3 @@ def freqs_gradient(rotation: Rotation) -> BodyKernel:
         plan,
         reference,
     )
-
-
-def _check_size(x: mx.array) -> None:
-    if prod(x.shape[:-1]) >= 2**32:
-        raise ValueError(f"[rope] 'x' must have fewer than 2^32 rows but got {tuple(x.shape)}.")

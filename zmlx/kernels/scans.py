@@ -162,7 +162,7 @@ def _cumulative(
     check_flag(name, "reverse", reverse)
     check_flag(name, "inclusive", inclusive)
     if axis is None:
-        x, axes = x.reshape(-1), (0,)
+        x, axes = x.flatten(), (0,)
     if op == "sum" and x.dtype == mx.bool_:
         x = x.astype(mx.int32)
     if settings().target == "reference" or cpu.maybe_tracing((x,)) == cpu.DYNAMIC:

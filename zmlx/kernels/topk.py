@@ -408,7 +408,7 @@ def topk(x: mx.array, k: int, axis: int | None = -1) -> tuple[mx.array, mx.array
     """
     axes = named_axes("topk", x, axis, several=False)
     if axis is None:
-        x, axes = x.reshape(-1), (0,)
+        x, axes = x.flatten(), (0,)
     count = check_integer("topk", "k", k)
     d = x.shape[axes[0]]
     if not 1 <= count <= d:

@@ -285,7 +285,8 @@ def varlen_attention(
         inputs.append(scalar(float(softcap)))
     form = Form(softcap=softcap is not None, sinks=sinks is not None, spans=True)
     result = attend(form, (*inputs, *spans), return_lse)
-    return tuple(x[0] for x in result) if return_lse else result[0]
+    # Not x[0]: MLX's gradient of that divides by 0 under a vmap over nothing.
+    return tuple(x.squeeze(0) for x in result) if return_lse else result.squeeze(0)
 
 
 def _cuts(size: str) -> Any:
