@@ -92,6 +92,13 @@ OVERRIDES = {
     "exaone4": {"rope_scaling": None, "sliding_window_pattern": "LG"},
     "exaone_moe": {"layer_types": SLIDING},
     "gear": {"layer_types": SLIDING},
+    "gemma3n": {
+        "text_config": {
+            "layer_types": SLIDING, "activation_sparsity_pattern": [0.5] + [0.0] * (LAYERS - 1),
+            "altup_active_idx": 0, "altup_coef_clip": 120.0, "altup_correct_scale": True,
+            "final_logit_softcapping": 30.0,
+        },
+    },
     "glm4_moe": {"rope_scaling": None},
     "glm_moe_dsa": {"rope_parameters": {"rope_theta": 1e4}},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * (LAYERS // 2)},
@@ -127,6 +134,14 @@ OVERRIDES = {
     "mistral4": {
         "rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "type": "default",
                             "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 64},
+    },
+    "nemotron-nas": {
+        "block_configs": [
+            {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 1.0}},
+            {"attention": {"replace_with_linear": True}, "ffn": {"ffn_mult": 0.5}},
+            {"attention": {"no_op": True}, "ffn": {"replace_with_linear": True}},
+            {"attention": {"n_heads_in_group": 1}, "ffn": {"no_op": True}},
+        ],
     },
     "nemotron_h": {"hybrid_override_pattern": "M*-E", "partial_rotary_factor": 1.0},
     "olmo_hybrid": {
@@ -165,14 +180,11 @@ OVERRIDES = {
 #: Models that are not compared, and why. The list may only shrink.
 LEFT_OUT = {
     "bitnet": "its matrix product is a Metal kernel without a fallback",
-    "gemma3n": "its configuration is not described here yet",
     "kimi_k3": "its configuration is not described here yet",
     "muse_spark": "its configuration is not described here yet",
-    "nemotron-nas": "its configuration is a list of blocks, not described here yet",
     "olmo": "needs a package that is not installed (ai2-olmo)",
     "phi3small": "with these sizes plain MLX, without zmlx, corrupts memory",
     "prism_hadamard_qwen35": "takes packed weights only",
-    "talkie": "its logits of random weights are NaN",
 }
 
 

@@ -347,6 +347,20 @@ def test_a_bar_on_memory_counts_what_is_left_after_the_results():
     assert texts.outcome(verdict) == "missed by 78%"
 
 
+def test_what_misses_a_bar_by_little_does_not_look_as_if_it_held_it():
+    share = judge(BAR, made(share=0.7996))
+    assert texts.got(share).startswith("79.96% [")
+    assert texts.outcome(share).startswith("missed by 0.04 points")
+    ratio = judge(RATIO, made(ratios={COMPILED: 0.949, TORCH_COMPILED: 3.0}))
+    assert texts.got(ratio).startswith("0.949x [")
+    assert texts.outcome(ratio).startswith("missed by 0.1%")
+    held = judge(BAR, made(share=0.804))
+    assert texts.got(held).startswith("80% [")
+    time, memory = bars.model_verdicts([model_row(0.9498, 0.504, count=20)])
+    assert time.got.startswith("0.9498x [")
+    assert memory.got == "50.4%, 50.4%"
+
+
 def test_a_bar_may_take_fewer_rounds():
     few = {COMPILED: firm(1.0, count=3), TORCH_COMPILED: firm(1.0, count=3)}
     row = replace(made(), ratios=few)

@@ -83,6 +83,15 @@ def test_list_as_json_has_arguments_and_gradients(capsys):
     assert "silu" not in rows
 
 
+def test_list_as_json_has_the_options_of_the_public_functions(capsys):
+    """Not the values that benchmarks give them."""
+    assert main(["list", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["sum"]["options"]["axis"] is None
+    assert rows["dropout"]["options"] == {"p": 0.5, "offset": 0}
+    assert rows["dropout"]["required"] == ["seed"]
+
+
 def test_list_of_an_unknown_family_names_the_known_ones(capsys):
     assert main(["list", "nonsense"]) == 2
     assert "norms" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """Layers are drop-in for mlx.nn's, and run what the table says."""
 
+import importlib
 import inspect
 import subprocess
 import sys
@@ -198,6 +199,34 @@ def test_names_that_zmlx_has_no_kernel_for_are_mlxs_own():
     with pytest.raises(AttributeError):
         nn.NoSuchLayer  # noqa: B018
     assert {"Linear", "RMSNorm", "silu"} <= set(dir(nn))
+
+
+def test_star_imports_bind_what_mlxs_do():
+    for name in ("nn", "nn.losses"):
+        ours, theirs = {}, {}
+        exec(f"from zmlx.{name} import *", ours)
+        exec(f"from mlx.{name} import *", theirs)
+        assert theirs.keys() <= ours.keys()
+    assert ours["cross_entropy"] is nn.losses.cross_entropy
+
+
+def test_submodules_of_mlxs_are_imported_under_zmlx():
+    ours = importlib.import_module("zmlx.nn.losses")
+    assert ours is nn.losses
+    assert ours.cross_entropy is not mnn.losses.cross_entropy
+    for name in ("init", "utils", "layers", "layers.linear"):
+        assert importlib.import_module(f"zmlx.nn.{name}") is sys.modules[f"mlx.nn.{name}"]
+    from zmlx.nn.utils import value_and_grad
+
+    assert value_and_grad is mnn.value_and_grad
+
+
+def test_what_the_modules_of_layers_lack_is_mlxs_own():
+    assert nn.activations.relu6 is mnn.relu6
+    assert nn.dropout.Dropout2d is mnn.Dropout2d
+    assert nn.normalization.BatchNorm is mnn.BatchNorm
+    with pytest.raises(ImportError):
+        importlib.import_module("zmlx.nn.no_such_module")
 
 
 def test_dropout_follows_mlxs_seed_and_mode():

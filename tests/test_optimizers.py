@@ -1,5 +1,6 @@
 """Fused optimizers: MLX's trajectories, MLX's state, few launches."""
 
+import importlib
 from functools import partial
 
 import mlx.core as mx
@@ -91,6 +92,18 @@ def test_every_other_name_is_mlx_s_own():
     assert optimizers.AdamW is not mlx_optimizers.AdamW
     with pytest.raises(AttributeError, match="nothing_of_the_kind"):
         optimizers.nothing_of_the_kind  # noqa: B018
+
+
+def test_every_form_of_import_that_mlx_s_have():
+    for name in ("optimizers", "optimizers.optimizers", "optimizers.schedulers"):
+        ours, theirs = {}, {}
+        exec(f"from zmlx.{name} import *", ours)
+        exec(f"from mlx.{name} import *", theirs)
+        assert theirs.keys() <= ours.keys()
+        if "AdamW" in theirs:
+            assert ours["AdamW"] is optimizers.AdamW
+    schedulers = importlib.import_module("zmlx.optimizers.schedulers")
+    assert schedulers is importlib.import_module("mlx.optimizers.schedulers")
 
 
 @EVERY

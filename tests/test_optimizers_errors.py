@@ -58,7 +58,16 @@ def test_options_are_checked(options, message):
         ("AdamW", {"learning_rate": "1e-3"}, r"'learning_rate' must be a number but got str"),
         ("Adam", {"bias_correction": "no"}, r"'bias_correction' must be True or False but got str"),
         # MLX's step leaves a decay out that is not positive, and NaN is not.
-        ("Lion", {"weight_decay": float("nan")}, r"'weight_decay' must be a number but got nan"),
+        ("Lion", {"weight_decay": float("nan")}, r"'weight_decay' must be at least 0 but got nan"),
+        ("SGD", {"weight_decay": -0.1}, r"'weight_decay' must be at least 0 but got -0.1"),
+        ("AdamW", {"weight_decay": float("inf")}, r"'weight_decay' must be finite but got inf"),
+        ("Adam", {"eps": -1e-8}, r"'eps' must be at least 0 but got -1e-08"),
+        ("AdamW", {"eps": float("inf")}, r"'eps' must be finite but got inf"),
+        ("Lion", {"learning_rate": float("inf")}, r"'learning_rate' must be finite but got inf"),
+        ("SGD", {"learning_rate": float("nan")}, r"'learning_rate' must be finite but got nan"),
+        ("SGD", {"momentum": float("inf")}, r"'momentum' must be finite but got inf"),
+        ("Adam", {"betas": (float("nan"), 0.9)}, r"'betas' must be two numbers in \[0, 1\)"),
+        ("Lion", {"betas": (-0.1, 0.9)}, r"'betas' must be two numbers in \[0, 1\)"),
         ("SGD", {"momentum": "0.9"}, r"'momentum' must be a number but got str"),
         ("SGD", {"momentum": 0.9, "nesterov": "no"}, r"'nesterov' must be True or False"),
         ("SGD", {"momentum": 0.9, "dampening": mx.ones((2,))}, r"'dampening' must be a number"),
@@ -67,6 +76,21 @@ def test_options_are_checked(options, message):
 def test_numbers_and_flags_are_checked(name, options, message):
     with pytest.raises((ValueError, TypeError), match=rf"\[{name}\] " + message):
         getattr(optimizers, name)(**{"learning_rate": 1e-3, **options})
+
+
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("AdamW", {"learning_rate": 0, "weight_decay": 0, "betas": (0, 0), "eps": 0}),
+        ("SGD", {"learning_rate": -0.1}),  # goes up the gradient
+        ("SGD", {"momentum": -1, "dampening": -1}),  # MLX leaves both out
+        ("Lion", {"learning_rate": mx.array(float("nan"))}),  # known to the device only
+        ("Adam", {"learning_rate": lambda step: 0.0}),
+    ],
+)
+def test_what_mlx_has_a_use_for_is_accepted(name, options):
+    x = {"a": mx.ones((3,))}
+    getattr(optimizers, name)(**{"learning_rate": 1e-3, **options}).apply_gradients(x, x)
 
 
 def test_numbers_may_be_arrays_of_no_axes():

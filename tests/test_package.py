@@ -116,6 +116,8 @@ NO_BACK_END = """
     [
         "import zmlx; zmlx.kernels",
         "from zmlx import use_openblas",
+        "import zmlx.testing",
+        "from zmlx.metal import kernel",
         "from zmlx.kernels import rms_norm",
         "from zmlx.__main__ import main; sys.exit(main(['doctor']))",
     ],
@@ -127,6 +129,19 @@ def test_without_a_back_end_every_way_in_says_what_to_install(use, without_back_
     assert "installed without a back end (libmlx.so" in done.stderr
     if sys.platform.startswith("linux"):
         assert "pip install 'mlx[cpu]'" in done.stderr
+
+
+def test_without_a_back_end_the_command_line_says_so_in_a_line(without_back_end):
+    done = subprocess.run(
+        [sys.executable, "-m", "zmlx", "doctor"],
+        env={**os.environ, "PYTHONPATH": str(without_back_end)},
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("[zmlx] MLX does not load: ")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,8 @@ def test_cross_entropy_is_python_s_bit_for_bit(values, dtype, reduction, ignore_
         ((2, 5, 4, 64), {"layout": "BLHD", "dims": 32, "base": 500.0}),
         ((3, 2, 2, 9, 8), {"scale": 0.5, "offset": -3, "dims": 6}),
         ((1, 1, 1, 128), {"offset": 123456, "base": 1e6}),
+        ((1, 2, 5, 16), {"offset": 2**31 - 3}),
+        ((1, 2, 5, 16), {"offset": 2**40}),
         ((0, 2, 3, 8), {}),
     ],
     ids=str,

@@ -17,10 +17,14 @@ zmlx.use_openblas routes MLX's matrix products on the CPU to OpenBLAS
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from .backend import require_mlx
 from .version import __version__
+
+if sys.argv[:1] != ["-m"]:  # `python -m zmlx` says it in a line, without a traceback
+    require_mlx()
 
 if TYPE_CHECKING:
     from . import autograd as autograd
@@ -86,8 +90,6 @@ __all__ = ["__version__", *_MODULES, *_NAMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _NAMES or name in _MODULES:
-        require_mlx()
     if name in _NAMES:
         value = getattr(importlib.import_module(f".{_NAMES[name]}", __name__), name)
     elif name in _MODULES:

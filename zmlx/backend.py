@@ -16,7 +16,7 @@ def require_mlx() -> None:
     try:
         import mlx.core  # noqa: F401
     except ImportError as error:
-        raise ImportError(f"[zmlx] MLX does not load: {_explain(error)}") from error
+        raise ImportError(f"[zmlx] MLX does not load: {_explain(error)}") from None
 
 
 def installed() -> dict[str, str]:

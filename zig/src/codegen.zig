@@ -84,6 +84,22 @@ pub const Pattern = union(enum) {
         };
     }
 
+    /// An expression of it that is nothing but white space, or null.
+    pub fn blankExpression(pattern: Pattern) ?[]const u8 {
+        if (blank(pattern.outputs())) |e| return e;
+        switch (pattern) {
+            inline .elementwise, .rowwise, .columnwise => |p| if (blank(p.lets)) |e| return e,
+            .fold, .scan => {},
+        }
+        if (pattern == .rowwise) {
+            if (blank(pattern.rowwise.before)) |e| return e;
+            for (pattern.rowwise.passes) |pass| {
+                if (blank(pass.reductions) orelse blank(pass.then)) |e| return e;
+            }
+        }
+        return null;
+    }
+
     /// The launch constants that follow the inputs.
     pub fn constants(pattern: Pattern) []const []const u8 {
         return switch (pattern) {
@@ -130,6 +146,11 @@ pub const Pattern = union(enum) {
         };
     }
 };
+
+fn blank(items: anytype) ?[]const u8 {
+    for (items) |item| if (python.isBlank(item.expr)) return item.expr;
+    return null;
+}
 
 fn suffixed(
     arena: Allocator,

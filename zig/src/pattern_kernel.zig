@@ -32,6 +32,13 @@ pub const PatternKernel = struct {
     pub fn spec(kernel: PatternKernel, arena: Allocator) Error!specs.KernelSpec {
         const pattern = kernel.pattern;
         if (try pattern.problem(arena)) |reason| return errors.invalid("{s}", .{reason});
+        if (pattern.blankExpression()) |text| {
+            const line = text[0 .. std.mem.indexOfScalar(u8, text, '\n') orelse text.len];
+            return errors.invalid(
+                "[expression] an empty expression at column 1.\n  {s}\n  ^",
+                .{std.mem.trimEnd(u8, line, "\r")},
+            );
+        }
         return .{
             .name = kernel.name,
             .input_names = try pattern.inputNames(arena),

@@ -26,7 +26,7 @@ const Request = struct {
     traditional: bool = false,
     base: ?f64 = null,
     scale: f32 = 1,
-    offset: i32 = 0,
+    offset: i64 = 0,
     layout: @FieldType(ops.RopeOptions, "layout") = .BHLD,
     geometry: ?zmlx.launch.Kind = null,
 };

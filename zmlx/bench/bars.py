@@ -196,11 +196,12 @@ def model_verdicts(rows: Sequence[ModelRow]) -> Iterator[ModelVerdict]:
     for row in rows:
         *_, base, ours = row.timings
         ratio = row.ratios[base]
+        digits = digits_short_of(NOT_SLOWER, ratio.median, 2)
         few = ratio.count < ROUNDS and ratio.low < 2 * NOT_SLOWER
         yield ModelVerdict(
             row,
             f"≥ {NOT_SLOWER:g}x as fast as {base}",
-            f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]"
+            f"{ratio.median:.{digits}f}x [{ratio.low:.{digits}f}, {ratio.high:.{digits}f}]"
             + (f", {ratio.count} rounds where {ROUNDS} are needed" if few else ""),
             None if few else ratio.median >= NOT_SLOWER,
         )
@@ -211,9 +212,16 @@ def model_verdicts(rows: Sequence[ModelRow]) -> Iterator[ModelVerdict]:
             yield ModelVerdict(
                 row,
                 f"≤ {HALF:.0%} of the peak memory of {base}",
-                ", ".join(f"{share:.0%}" for share in shares),
+                ", ".join(f"{x:.{digits_short_of(-HALF, -x, 2) - 2}%}" for x in shares),
                 max(shares) <= HALF,
             )
+
+
+def digits_short_of(bar: float, value: float, digits: int) -> int:
+    """As many decimals, but at least `digits`, as a number below a bar needs to look below it."""
+    while value < bar and f"{value:.{digits}f}" == f"{bar:.{digits}f}":
+        digits += 1
+    return digits
 
 
 def bound(row: Row) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .bars import Verdict, bound
+from .bars import Verdict, bound, digits_short_of
 from .result import ModelRow, Overhead, Row, Timing
 from .summary import Summary
 from .variants import TORCH
@@ -20,14 +20,16 @@ def rate(row: Row, timing: Timing) -> str:
     return f"{row.bytes / timing.seconds.median / 1e9:.3g} GB/s"
 
 
-def percent(share: Summary) -> str:
+def percent(share: Summary, bar: float = 0.0) -> str:
     """A share with its interval, in percent."""
-    return f"{share.median:.0%} [{share.low * 100:.0f}, {share.high * 100:.0f}]"
+    digits = digits_short_of(bar, share.median, 2) - 2
+    low, high = share.low * 100, share.high * 100
+    return f"{share.median:.{digits}%} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
-def times(ratio: Summary) -> str:
+def times(ratio: Summary, bar: float = 0.0) -> str:
     """A ratio with its interval; above 1 zmlx is faster."""
-    digits = 2 if ratio.median < 10 else 0
+    digits = digits_short_of(bar, ratio.median, 2 if ratio.median < 10 else 0)
     return f"{ratio.median:.{digits}f}x [{ratio.low:.{digits}f}, {ratio.high:.{digits}f}]"
 
 
@@ -76,7 +78,9 @@ def got(v: Verdict) -> str:
     if v.bar.memory:
         low, high = 1 / v.measured.high, 1 / v.measured.low
         return f"{low:.3g} to {high:.3g} by the two counters"
-    return f"{times(v.measured)} to {v.than}" if v.bar.than else percent(v.measured)
+    if v.bar.than:
+        return f"{times(v.measured, v.bar.least)} to {v.than}"
+    return percent(v.measured, v.bar.least)
 
 
 def outcome(v: Verdict) -> str:
@@ -86,14 +90,18 @@ def outcome(v: Verdict) -> str:
     if v.passed:
         return "held"
     assert v.measured is not None
+    least, median = v.bar.least, v.measured.median
     if not v.bar.than:
-        points = (v.bar.least - v.measured.median) * 100
-        return f"missed by {points:.0f} points; bound by {bound(v.row)}"
+        return f"missed by {_gap(least - median)} points; bound by {bound(v.row)}"
     if v.bar.memory:
-        return f"missed by {v.bar.least / v.measured.median - 1:.0%}"
+        return f"missed by {_gap(least / median - 1)}%"
     share = f"{percent(v.row.share)} of {anchor_of(v.row)}, " if v.row.share else ""
-    short = 1 - v.measured.median / v.bar.least
-    return f"missed by {short:.0%}, at {share}bound by {bound(v.row)}"
+    return f"missed by {_gap(1 - median / least)}%, at {share}bound by {bound(v.row)}"
+
+
+def _gap(short: float) -> str:
+    """Of hundredths as many digits as tell them from 0."""
+    return f"{short * 100:.{digits_short_of(1, 1 - short, 2) - 2}f}"
 
 
 def model_title(row: ModelRow) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import sys
+from typing import Any
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
             "summary": op.summary,
             "formula": op.formula,
             "arguments": {argument.name: argument.shape for argument in op.arguments},
-            "options": {option.name: option.default for option in op.options},
+            **_options(op),
             "gradients": [op.arguments[index].name for index in op.differentiable],
         }
         for op in registry.ops(arguments.family)
@@ -57,3 +59,14 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"  {row['name']:<20} {gradients}  {row['formula']}")
     print(f"\n{len(rows)} ops; ∂: has a gradient kernel. `python -m zmlx show OP` prints a kernel.")
     return 0
+
+
+def _options(op: Any) -> dict[str, Any]:
+    """The keywords that are no arrays: defaults of the public function, and names without one."""
+    parameters = inspect.signature(op.public).parameters
+    defaults = {option.name: parameters[option.name].default for option in op.options}
+    required = [name for name, value in defaults.items() if value is inspect.Parameter.empty]
+    return {
+        "options": {name: value for name, value in defaults.items() if name not in required},
+        "required": required,
+    }

@@ -1,7 +1,7 @@
 """Drop-in layers: `import zmlx.nn as nn` in place of `import mlx.nn as nn`.
 
 What zmlx has a kernel for is here; every other name is `mlx.nn`'s own. Each layer runs zmlx or MLX
-by `zmlx.choice`, and its repr says which.
+by `zmlx.choice`, and its repr says which. The modules `init`, `utils` and `layers` are `mlx.nn`'s.
 
 normalization  RMSNorm LayerNorm GroupNorm
 dropout        Dropout
@@ -16,14 +16,11 @@ losses         cross_entropy linear_cross_entropy
 convert        a tree of mlx.nn layers to these, in one call
 """
 
-from ..backend import require_mlx
-
-require_mlx()
-
 from typing import Any
 
 import mlx.nn as _mlx
 
+from ..stand_in import public_names, share_submodules
 from . import losses
 from .activations import FUNCTIONS, LAYERS
 from .attention import Attention, MultiHeadAttention
@@ -59,7 +56,9 @@ __all__ = [
     "reshape_and_cache",
     "slot_mapping",
 ]
-__all__ += sorted(_CHOSEN)
+__all__ = sorted({*__all__, *_CHOSEN, *public_names(_mlx)})
+
+share_submodules(__name__, _mlx)
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as mnn
+from mlx.nn.layers import activations as _mlx
 
 from . import functional as F
 from .choosing import Choosing
@@ -76,3 +77,7 @@ class GELU(Choosing, mnn.GELU):
 LAYERS["GELU"] = GELU
 globals().update(FUNCTIONS | LAYERS)
 __all__ = [*FUNCTIONS, *LAYERS]
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_mlx, name)

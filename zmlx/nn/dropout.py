@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as mnn
+from mlx.nn.layers import dropout as _mlx
 
 from .. import kernels
 from ..choice import use_kernel
@@ -43,3 +45,7 @@ class Dropout(Choosing, mnn.Dropout):
 
     def __call__(self, x: mx.array) -> mx.array:
         return dropped(self, super().__call__, x)
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_mlx, name)

@@ -9,8 +9,11 @@ import mlx.nn as mnn
 
 from .. import kernels
 from ..choice import use_kernel
+from ..stand_in import public_names
 
 Reduction = Literal["none", "mean", "sum"]
+
+__all__ = sorted({"cross_entropy", "linear_cross_entropy", *public_names(mnn.losses)})
 
 _INDICES = (mx.int32, mx.uint32, mx.int64)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as mnn
+from mlx.nn.layers import normalization as _mlx
 
 from .. import kernels
 from ..choice import use_kernel
@@ -97,3 +98,7 @@ class GroupNorm(Choosing, mnn.GroupNorm):
                 self.pytorch_compatible,
             )
         return super().__call__(x)
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_mlx, name)

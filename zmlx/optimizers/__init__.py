@@ -13,17 +13,17 @@ Every other name is `mlx.optimizers`' own: schedules, MultiOptimizer, clip_grad_
 
 from typing import Any
 
-from ..backend import require_mlx
-
-require_mlx()
-
 import mlx.optimizers as _mlx
 
+from ..stand_in import public_names, share_submodules
 from .clip import clip_by_global_norm, global_norm
 from .fused import Fused
 from .optimizers import SGD, Adam, AdamW, Lion
 
 __all__ = ["SGD", "Adam", "AdamW", "Fused", "Lion", "clip_by_global_norm", "global_norm"]
+__all__ = sorted({*__all__, *public_names(_mlx)})
+
+share_submodules(__name__, _mlx)
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ from mlx.optimizers import Optimizer
 from mlx.utils import tree_map
 
 from .. import launch
-from ..arguments import FLOATING, check_flag, check_number
+from ..arguments import FLOATING, check_finite, check_flag, check_not_negative, check_number
 from ..packed import PackedKernel
 from .clip import check_max_norm, clip_factor, clipped, global_norm
 
@@ -20,15 +20,15 @@ Mask = Callable[[str, mx.array], bool]
 
 
 def check_options(op: str, rate: Any, numbers: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
-    """Raises unless the rate is a number or a schedule, `numbers` are numbers, not NaN, and `flags`
-    True or False. A number may be a 0-d array."""
+    """Raises unless the rate is a finite number or a schedule, `numbers` are finite, an eps and a
+    decay at least 0, and `flags` True or False. A number may be a 0-d array."""
     if not callable(rate):
         numbers = {"learning_rate": rate, **numbers}
     for name, value in numbers.items():
         if isinstance(value, mx.array) and value.ndim == 0:
             continue
-        if check_number(op, name, value) != value:
-            raise ValueError(f"[{op}] '{name}' must be a number but got {value}.")
+        check = check_not_negative if name in ("eps", "weight_decay") else check_finite
+        check(op, name, value)
     for name, value in flags.items():
         check_flag(op, name, value)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import log
+from typing import Any
 
 import mlx.core as mx
 
@@ -12,10 +13,14 @@ from mlx.optimizers import SGD as MLXSGD
 from mlx.optimizers import Adam as MLXAdam
 from mlx.optimizers import AdamW as MLXAdamW
 from mlx.optimizers import Lion as MLXLion
+from mlx.optimizers import optimizers as _mlx
 
 from ..kernels import optimizer_steps as steps
 from ..packed import PackedKernel
+from ..stand_in import public_names
 from .fused import Fused, Mask, check_options
+
+__all__ = public_names(_mlx)
 
 Rate = float | Callable[[mx.array], mx.array]
 Numbers = tuple[list[mx.array], tuple[float, ...]]
@@ -199,3 +204,7 @@ def _one_minus_power(base: float, step: mx.array) -> mx.array:
     if base == 0.0:
         return mx.array(1.0)
     return -mx.expm1(step.astype(mx.float32) * log(base))
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_mlx, name)

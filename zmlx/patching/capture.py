@@ -9,7 +9,6 @@ that equal graphs may still differ in their gradient.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -54,13 +53,13 @@ class Graphs:
                 if self[number][0] not in ("input", "constant"):
                     left += self[number][2]
 
-    def scalars(self, numbers: Iterable[int]) -> set[float]:
-        """The float32 scalars in these expressions."""
+    def scalars(self, numbers: Iterable[int], dtype: mx.Dtype = mx.float32) -> set[float]:
+        """The scalars of a floating dtype in these expressions."""
         found = (self[number] for number in self.below(numbers))
         return {
-            struct.unpack("<f", e[3])[0]
+            float(mx.array(list(e[3]), mx.uint8).view(dtype).item())  # type: ignore[arg-type]
             for e in found
-            if e[0] == "constant" and e[2] == () and e[1] == str(mx.float32)
+            if e[0] == "constant" and e[2] == () and e[1] == str(dtype)
         }
 
     def capture(

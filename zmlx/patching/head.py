@@ -1,14 +1,18 @@
 """A language model's head and loss in one op, which never holds the logits.
 
-`lm_loss` is mlx-lm's training loss. Where the model is a body and a linear head, found by tracing
-the model's call with stand-ins for both, it takes the body's output and the head's weight to
-`linear_cross_entropy`; a softcap of the logits goes along.
+`lm_loss` is mlx-lm's training loss. Where the last thing that a model calls is a linear head, found
+by tracing the model's call with stand-ins for its children, it takes what the head gets and the
+head's weight to `linear_cross_entropy`; a scale and a softcap of the logits go along.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
+from math import isfinite
 from typing import Any
 
 import mlx.core as mx
@@ -18,30 +22,43 @@ from ..nn import losses
 from .capture import Graphs
 from .held import is_as_noted, noted
 from .match import in_mode
-from .wiring import Call, Given, UnmatchedError, child_of, detached, parameters_of_call, wiring
+from .wiring import (
+    Call,
+    UnmatchedError,
+    Wiring,
+    child_of,
+    detached,
+    original_class,
+    parameters_of_call,
+    shadow,
+    stands,
+    wiring,
+)
 
 _HEAD = "_zmlx_head"
+
+_Form = Callable[[mx.array], mx.array]
 
 
 @dataclass(frozen=True)
 class Head:
-    """Where a model's body and head are.
+    """Where a model's head is.
 
     Attributes:
-        body: path of the child that makes hidden states of tokens.
         weight: path of the linear layer, or of the embedding that serves as one.
         tied: whether it is an embedding.
+        scale: s for logits that are s times the head's output.
         softcap: c for logits c · tanh(logits / c), or None.
-        arguments, keywords: what the body gets besides tokens where the model gets nothing else.
-        noted: what the model was when the head was found.
+        within: paths of models in the model, each in the one before: the model returns what the
+            first one does, and so on to the last, which calls the head.
+        noted: what all these models were when the head was found.
     """
 
-    body: str
     weight: str
     tied: bool
+    scale: float
     softcap: float | None
-    arguments: tuple[Any, ...] = ()
-    keywords: tuple[tuple[str, Any], ...] = ()
+    within: tuple[str, ...] = ()
     noted: Any = field(default=None, compare=False, repr=False)
 
     def __deepcopy__(self, memo: Any) -> Head:
@@ -50,17 +67,31 @@ class Head:
     def __reduce__(self) -> Any:
         return type(None), ()  # a pickled model is the one that was patched, and needs no zmlx
 
+    @property
+    def method(self) -> str:
+        """What is called of the layer."""
+        return "as_linear" if self.tied else "__call__"
+
     def layer(self, model: nn.Module) -> nn.Module | None:
         """The layer, None where its weight is not that of a linear layer (quantised, LoRA)."""
         found = child_of(model, self.weight)
         return found if type(found) is (nn.Embedding if self.tied else nn.Linear) else None
 
+    def models(self, model: nn.Module) -> Iterator[nn.Module]:
+        """The model, and those within it down to the one that calls the head."""
+        yield model
+        for path in self.within:
+            yield child_of(model, path)
+
 
 def find_head(model: nn.Module) -> Head:
     """The head of a model that is called with tokens; raises `UnmatchedError` with the reason."""
     twin = detached(model)
-    with in_mode(twin, training=False):
-        found = _find(twin)
+    try:
+        with in_mode(twin, training=False):
+            found = _find(twin)
+    except UnmatchedError as reason:
+        raise UnmatchedError(f"no head and loss: {reason}") from None
     with in_mode(twin, training=True):
         try:
             same = _find(twin) == found
@@ -68,69 +99,101 @@ def find_head(model: nn.Module) -> Head:
             same = False
     if not same:
         raise UnmatchedError("no head and loss: it computes another thing in training")
-    return replace(found, noted=noted(model))
+    return replace(found, noted=tuple(map(noted, found.models(model))))
 
 
 def _find(model: nn.Module) -> Head:
     """The head in the mode that the model is in."""
     graphs = Graphs()
+    tokens = mx.zeros((2, 3), mx.int32)
     try:
-        found = wiring(graphs, model, mx.zeros((2, 3), mx.int32))
-    except UnmatchedError as reason:
-        raise UnmatchedError(f"no head and loss: {reason}") from None
+        found = wiring(graphs, model, tokens)
+    except UnmatchedError:
+        raise
     except Exception as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UnmatchedError(f"no head and loss: its call cannot be captured: {first}") from None
-    if len(found.calls) != 2:
-        raise UnmatchedError("no head and loss: its call is not that of a body and a head")
-    body, head = found.calls
-    if not _first_is(body, graphs.input(0)) or body.method != "__call__":
-        raise UnmatchedError("no head and loss: its body does not get the tokens")
-    if not _first_is(head, graphs.input(1)) or len(head.arguments) != 1 or head.keywords:
-        raise UnmatchedError("no head and loss: its head does not get the body's output alone")
-    tied = head.method == "as_linear"
-    if not tied and head.method != "__call__":
-        raise UnmatchedError("no head and loss: its head is no linear layer")
-    softcap = _softcap(graphs, model, found.result, found.shapes[1])
-    defaults = {p.name: p.default for p in parameters_of_call(model) if p.default is not p.empty}
-
-    def value(v: Any) -> Any:
-        return defaults.get(v.name) if isinstance(v, Given) else v[0]
-
-    rest = tuple(map(value, body.arguments[1:]))
-    keywords = tuple((name, value(v)) for name, v in body.keywords)
-    answer = Head(body.path, head.path, tied, softcap, rest, keywords)
-    if answer.layer(model) is None:
-        raise UnmatchedError("no head and loss: its head is no plain linear layer")
-    return answer
+        raise UnmatchedError(f"its call cannot be captured: {first}") from None
+    if not found.calls:
+        raise UnmatchedError("its call is not that of a model with a head")
+    last = found.calls[-1]
+    if [(c.path, c.method) for c in found.calls].count((last.path, last.method)) > 1:
+        raise UnmatchedError(f"it calls {last.path} more than once")
+    if _first(last, model) == graphs.input(0):
+        if found.result != graphs.input(len(found.calls)):
+            raise UnmatchedError(f"it does more than return what {last.path} does")
+        inner = _find(child_of(model, last.path))
+        weight, *within = (f"{last.path}.{path}" for path in (inner.weight, *inner.within))
+        return replace(inner, weight=weight, within=(last.path, *within))
+    scale, softcap = _after_head(graphs, found)
+    head = Head(last.path, last.method == "as_linear", scale, softcap)
+    if last.method != head.method or head.layer(model) is None:
+        raise UnmatchedError("its head is no plain linear layer")
+    if len(last.arguments) != 1 or last.keywords:
+        raise UnmatchedError("its head does not get hidden states alone")
+    if found.shapes[-1][0][:-1] != tokens.shape:
+        raise UnmatchedError("it has no logits for every token")
+    return head
 
 
-def _first_is(call: Call, number: int) -> bool:
-    """Whether a child gets this array, and else nothing but what the model got."""
-    rest = [*call.arguments[1:], *(value for _, value in call.keywords)]
-    given = all(isinstance(v, Given) or v == (None,) for v in rest)
-    return bool(call.arguments) and call.arguments[0] == number and given
+def _first(call: Call, model: nn.Module) -> Any:
+    """What a call has for the first parameter of the child."""
+    if call.arguments:
+        return call.arguments[0]
+    return dict(call.keywords).get(parameters_of_call(child_of(model, call.path))[0].name)
 
 
-def _softcap(
-    graphs: Graphs, model: nn.Module, result: int, shape: tuple[tuple[int, ...], mx.Dtype]
-) -> float | None:
-    """None if the model returns its head's output as it is, else the cap."""
-    if result == graphs.input(2):
-        return None
-    arguments = getattr(model, "args", None)
-    numbers = {v for v in vars(model).values() if isinstance(v, float)}
-    numbers |= {v for v in vars(arguments).values() if isinstance(v, float)} if arguments else set()
-    logits = mx.zeros(*shape)
-    for cap in sorted(numbers):
-        if cap > 0:
-            for capped in (
-                lambda _, __, y, c=cap: [mx.tanh(y / c) * c],
-                lambda _, __, y, c=cap: [c * mx.tanh(y * (1 / c))],
-            ):
-                if graphs.capture(capped, [mx.zeros((1,)), mx.zeros((1,)), logits])[0] == result:
-                    return cap
-    raise UnmatchedError("no head and loss: it does more with the head's output than a softcap")
+def _after_head(graphs: Graphs, found: Wiring) -> tuple[float, float | None]:
+    """The scale and the softcap of what the last call returns."""
+    shape, dtype = found.shapes[-1]
+    inputs = [mx.zeros((1,))] * len(found.calls) + [mx.zeros(shape, dtype)]
+    numbers = sorted(v for v in graphs.scalars([found.result], dtype) if v and isfinite(v))
+    positive = [n for n in numbers if n > 0]
+    scales: list[tuple[float, _Form]] = [(1.0, lambda y: y)]
+    scales += [(n, partial(mx.multiply, n)) for n in numbers]
+    scales += [(1 / n, partial(_divided, n)) for n in numbers]
+    caps: list[tuple[float | None, _Form]] = [(None, lambda y: y)]
+    caps += [(n, partial(_capped, n)) for n in positive]
+    caps += [(n, partial(_capped_by_factor, n)) for n in positive]
+    for (scale, scaled), (cap, capped) in product(scales, caps):
+
+        def form(*given: mx.array, scaled: _Form = scaled, capped: _Form = capped) -> Any:
+            return [capped(scaled(given[-1]))]
+
+        if graphs.capture(form, inputs) == [found.result]:
+            return scale, cap
+    raise UnmatchedError("it does more with the head's output than a scale and a softcap")
+
+
+def _divided(n: float, y: mx.array) -> mx.array:
+    return y / n
+
+
+def _capped(cap: float, y: mx.array) -> mx.array:
+    return mx.tanh(y / cap) * cap
+
+
+def _capped_by_factor(cap: float, y: mx.array) -> mx.array:
+    return mx.tanh(y * (1 / cap)) * cap
+
+
+def _hidden(
+    model: nn.Module, head: Head, arguments: Any, keywords: dict[str, Any], above: str = ""
+) -> mx.array:
+    """What the head gets in a call of the model, or of one within it, with the path `above`."""
+    taken: list[mx.array] = []
+
+    def record(path: str, method: str, child: nn.Module, a: Any, k: Any) -> Any:
+        path = f"{above}{path}"
+        if path in head.within:
+            taken.append(_hidden(child, head, a, k, f"{path}."))
+        elif path == head.weight and method == head.method:
+            taken.append(a[0])
+        else:
+            return getattr(child, method)(*a, **k)
+        return taken[0]
+
+    original_class(model).__call__(shadow(model, stands(model, record)), *arguments, **keywords)
+    return taken[0]
 
 
 def put_head(model: nn.Module, head: Head) -> None:
@@ -141,7 +204,10 @@ def put_head(model: nn.Module, head: Head) -> None:
 def head_of(model: nn.Module) -> Head | None:
     """The head that `lm_loss` uses, None without one, or where the model has changed since."""
     head = vars(model).get(_HEAD)
-    return head if head is not None and is_as_noted(model, head.noted) else None
+    if head is None:
+        return None
+    same = all(is_as_noted(m, was) for m, was in zip(head.models(model), head.noted, strict=True))
+    return head if same else None
 
 
 def restore_head(model: nn.Module) -> bool:
@@ -169,9 +235,9 @@ def lm_loss(model: nn.Module, batch: mx.array, lengths: mx.array) -> tuple[mx.ar
     if head is None or layer is None:
         loss = losses.cross_entropy(model(inputs), targets)
     else:
-        body: Any = child_of(model, head.body)
-        hidden = body(inputs, *head.arguments, **dict(head.keywords))
-        bias = None if head.tied else layer.get("bias")
+        hidden, bias = _hidden(model, head, (inputs,), {}), None if head.tied else layer.get("bias")
+        if head.scale != 1:
+            hidden, bias = hidden * head.scale, None if bias is None else bias * head.scale
         loss = losses.linear_cross_entropy(
             hidden, layer["weight"], targets, bias, softcap=head.softcap
         )

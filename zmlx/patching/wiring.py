@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -191,7 +191,8 @@ def child_of(module: Any, path: str) -> Any:
 
 
 class Stand:
-    """Stands for a child: its calls go to `record`; what is no array can be read from it."""
+    """Stands for a child: its calls go to `record`; what is no array can be read from it, and
+    mlx-lm's dataclass of a model's arguments."""
 
     def __init__(self, module: nn.Module, path: str, record: Callable[..., Any]) -> None:
         self.__dict__.update(_module=module, _path=path, _record=record)
@@ -207,7 +208,7 @@ class Stand:
             return Stand(value, path, self._record)
         if inspect.ismethod(value):
             return lambda *a, **k: self._record(self._path, name, self._module, a, k)
-        if isinstance(value, (bool, int, float, str, type(None))):
+        if isinstance(value, (bool, int, float, str, type(None))) or is_dataclass(value):
             return value
         raise UnmatchedError(f"its call reads {path}")
 

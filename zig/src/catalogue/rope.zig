@@ -23,7 +23,7 @@ pub const Options = struct {
     /// Multiplies the positions.
     scale: f32 = 1,
     /// The position of the first step.
-    offset: i32 = 0,
+    offset: i64 = 0,
     /// (dims / 2,), wavelengths over 2π, in place of base.
     freqs: ?Array = null,
     /// The position of each step instead of `offset`: (L,), (B, L) or (1, L).
@@ -103,8 +103,10 @@ fn turn(context: *Context, x: Array, options: Options, direction: f32) Error!Arr
     defer for (held[0..count]) |a| a.deinit();
     held[0] = if (options.positions) |p|
         try p.clone()
+    else if (std.math.cast(i32, options.offset)) |small|
+        try Array.fromSlice(i32, &.{small}, &.{1})
     else
-        try Array.fromSlice(i32, &.{options.offset}, &.{1});
+        try Array.fromSlice(i64, &.{options.offset}, &.{1});
     count = 1;
     held[1] = if (options.freqs) |f|
         try f.clone()
@@ -196,8 +198,8 @@ fn check(x: Array, options: Options) Error!void {
             "[rope] 'positions' must have shape ({d},) or ({d}, {d}) but got {f}.",
             .{ steps, batches, steps, arguments.Shape{ .sizes = s } },
         );
-    } else if (@as(i64, options.offset) + steps >= 1 << 31) return errors.invalid(
-        "[rope] 'offset' must be a position of 32 bits but got {d}.",
+    } else if (options.offset > std.math.maxInt(i64) - @as(i64, steps)) return errors.invalid(
+        "[rope] 'offset' must be a position of 64 bits but got {d}.",
         .{options.offset},
     );
     try arguments.checkFinite("rope", "scale", options.scale);

@@ -390,6 +390,10 @@ test "numbers out of range are refused with Python's text" {
         .{ .{ .base = 1e39 }, "'base' must be positive and finite but got 1e+39." },
         .{ .{ .scale = -inf }, "'scale' must be finite but got -inf." },
         .{
+            .{ .offset = std.math.maxInt(i64) - 4 },
+            "'offset' must be a position of 64 bits but got 9223372036854775803.",
+        },
+        .{
             .{ .base = 500, .freqs = freqs },
             "'base' must be None where freqs are given but got 500.",
         },
@@ -474,6 +478,42 @@ test "pattern kernels refuse arrays that do not fit the others" {
         .dtypes = &.{.{ .promotion = &.{"a"} }},
     };
     try testing.expectError(error.InvalidArgument, context.one(&sum, &.{ x, two }));
+}
+
+test "an empty expression is refused with Python's text" {
+    var context: zmlx.Context = .init(gpa, testing.io);
+    defer context.deinit();
+    const x = try Array.zeros(.float32, &.{ 2, 2 });
+    defer x.deinit();
+    const input: []const zmlx.codegen.parts.Operand = &.{.{ .name = "x" }};
+    const patterns = [_]zmlx.codegen.Pattern{
+        .{ .elementwise = .{
+            .inputs = &.{.{ .name = "x", .kind = .full }},
+            .outputs = &.{.{ .name = "y", .expr = " ", .kind = .full }},
+        } },
+        .{ .rowwise = .{
+            .inputs = input,
+            .outputs = &.{.{ .name = "y", .expr = "x" }},
+            .lets = &.{.{ .name = "z", .expr = " " }},
+        } },
+        .{ .rowwise = .{
+            .inputs = input,
+            .outputs = &.{.{ .name = "y", .expr = "total", .kind = .per_row }},
+            .passes = &.{.{ .reductions = &.{.{ .name = "total", .op = "sum", .expr = " " }} }},
+        } },
+    };
+    for (patterns) |pattern| {
+        const kernel: zmlx.PatternKernel = .{
+            .name = "nothing",
+            .pattern = pattern,
+            .dtypes = &.{.{ .promotion = &.{"x"} }},
+        };
+        try testing.expectError(error.InvalidArgument, context.one(&kernel, &.{x}));
+        try testing.expectEqualStrings(
+            "[expression] an empty expression at column 1.\n   \n  ^",
+            zmlx.lastError(),
+        );
+    }
 }
 
 test "column outputs of both patterns are sums over rows, and a promotion is one of inputs" {
