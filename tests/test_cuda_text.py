@@ -160,6 +160,29 @@ def test_helpers_inherit_the_flow_of_their_callers():
     assert flows("if (thread_index_in_simdgroup > 1) y[0] = total(x[0], 3);", helper) == [(2, 0)]
 
 
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("rows + r * N", 0),
+        ("rows + N * (r + 1)", 0),
+        ("&rows[N]", 0),
+        ("rows + N", 2),
+        ("N + rows", 2),
+    ],
+)
+def test_what_a_helper_stores_to_is_no_factor_and_no_index(argument, expected):
+    """A sum may be of a pointer, and either operand may be the one."""
+    helper = "inline void fill(thread float* at, float v) { *at = v; }\n"
+    source = f"""
+        int N = 2, r = 0;
+        float rows[8];
+        fill({argument}, x[thread_position_in_grid.x]);
+        for (int i = 0; i < N; ++i) y[i] = simd_sum(x[i]);
+    """
+    assert flows(source, helper) == [(expected, 0)]
+    assert flows(source.replace("i < N", "i < rows[0]"), helper) == [(2, 0)]
+
+
 def test_an_overload_of_the_texts_own_inherits_its_callers_flow():
     """As MLX has them: simd_shuffle_down for bool goes through that for uint."""
     overload = """

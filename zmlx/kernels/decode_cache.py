@@ -58,13 +58,13 @@ if (#_strides[3] == 1) {
     ZMLX_ROLLED
     for (int e = 0; e < HALF@; ++e) {
         const int d = e * TPR + lane;
-        tile[key * SLOTS@ + e] = d < D@ ? float(#[rows_#[key] + size_t(d)]) : 0.0f;
+        tile[key * SLOTS@ + e] = d < D@ ? float(#[rows_#.at(key) + size_t(d)]) : 0.0f;
     }
 } else {
     ZMLX_ROLLED
     for (int e = 0; e < HALF@; ++e) {
         const int d = e * TPR + lane;
-        tile[key * SLOTS@ + e] = d < D@ ? float(#[rows_#[key] + size_t(d) * STEP_#]) : 0.0f;
+        tile[key * SLOTS@ + e] = d < D@ ? float(#[rows_#.at(key) + size_t(d) * STEP_#]) : 0.0f;
     }
 }
 """,
@@ -73,7 +73,7 @@ ZMLX_ROLLED
 for (int e = 0; e < HALF@; ++e) {
     const int d = e * TPR + lane;
     @group
-    tile[key * SLOTS@ + e] = d < D@ ? fma(float(#[rows_#[key] + size_t(d)]), by, plus) : 0.0f;
+    tile[key * SLOTS@ + e] = d < D@ ? fma(float(#[rows_#.at(key) + size_t(d)]), by, plus) : 0.0f;
 }
 """,
     4: """\
@@ -82,7 +82,7 @@ for (int e = 0; e < HALF@; ++e) {
     const int at = e * TPR + lane;
     const int d = 2 * at;
     @group
-    const int two = d < D@ ? int(#[rows_#[key] + size_t(at)]) : 0;
+    const int two = d < D@ ? int(#[rows_#.at(key) + size_t(at)]) : 0;
     tile[key * SLOTS@ + e] = d < D@ ? fma(float(two & 15), by, plus) : 0.0f;
     tile[key * SLOTS@ + HALF@ + e] = d < D@ ? fma(float(two >> 4), by, plus) : 0.0f;
 }
@@ -98,9 +98,9 @@ const float plus = float(#_biases[#_biases_row + size_t(start + key) * size_t(#_
     + size_t(group_) * size_t(#_biases_strides[3])]);
 """
 
-#: The tile, with zeros in rows past the last key and, for one thread, in slots past a row.
+#: The tile, with zeros in rows past the last key.
 _TILE = """\
-if (count < KEYS || (ALONE && SLOTS@ > D@)) {
+if (count < KEYS) {
     for (int e = 0; e < KEYS * SLOTS@; ++e) {
         tile[e] = 0.0f;
     }
@@ -110,20 +110,38 @@ for (int key = 0; key < count; ++key) {
 }
 """
 
+#: Rows that one thread has copied, in the way of those in the cache.
+_STAGED = {
+    PLAIN: "const auto staged_rows = zmlx_rows_from(0, KEYS - 1, 0, SLOTS@);\n",
+    PAGED: """\
+size_t staged_list[KEYS];
+for (int key = 0; key < KEYS; ++key) {
+    staged_list[key] = size_t(key * SLOTS@);
+}
+const zmlx_listed_rows staged_rows = {staged_list};
+""",
+}
+
 #: What one thread needs: its view of rows of the cache and of those that it wants next.
 _ALONE = {
     PLAIN: """\
-const auto soon = zmlx_numbers_of<16, SOON_D, 64 / int(sizeof(SOON[0]))>(SOON, SOON_ROWS);
+const auto soon = zmlx_numbers_of<16, SOON_D, 64 / int(sizeof(T))>(SOON, SOON_ROWS);
 if (D@ % 16 == 0 && #_strides[3] == 1) {
-    const auto cache = zmlx_numbers_of<16, D@, 64 / int(sizeof(#[0]))>(#, rows_#);
+    const auto cache = zmlx_numbers_of<16, D@, 64 / int(sizeof(T))>(#, rows_#);
     @use
 } else {
-    @tile
-    size_t staged[KEYS];
+    T staged[KEYS * SLOTS@];
+    @staged
     for (int key = 0; key < KEYS; ++key) {
-        staged[key] = size_t(key * SLOTS@);
+        for (int e = 0; e < SLOTS@; ++e) {
+            ZMLX_SCALAR
+            staged[key * SLOTS@ + e] =
+                e < D@ ? #[rows_#.at(key) + size_t(e) * size_t(#_strides[3])] : T(0.0f);
+        }
     }
-    const auto cache = zmlx_numbers_of<16, SLOTS@, 16>(tile, staged);
+    // Of the same type on the CPU, which then has one text for both.
+    thread const T* values = staged;
+    const auto cache = zmlx_numbers_of<16, D@, 64 / int(sizeof(T))>(values, staged_rows);
     @use
 }
 """,
@@ -271,18 +289,23 @@ if (ALONE) {
 }
 """
 
-_STRIDED = """\
-const size_t row_k = size_t(batch) * size_t(k_strides[0]) + size_t(kv_head) * size_t(k_strides[1])
-    + size_t(position) * size_t(k_strides[2]);
-const size_t row_v = size_t(batch) * size_t(v_strides[0]) + size_t(kv_head) * size_t(v_strides[1])
-    + size_t(position) * size_t(v_strides[2]);
-"""
+_STRIDED = (
+    """\
+const size_t head_k =
+    size_t(batch) * size_t(k_strides[0]) + size_t(kv_head) * size_t(k_strides[1]);
+const size_t head_v =
+    size_t(batch) * size_t(v_strides[0]) + size_t(kv_head) * size_t(v_strides[1]);
+""",
+    """\
+const auto rows_k = zmlx_rows_from(start, to - 1, head_k, size_t(k_strides[2]));
+const auto rows_v = zmlx_rows_from(start, to - 1, head_v, size_t(v_strides[2]));
+const auto next_k =
+    zmlx_rows_from(min(start + KEYS, to - 1), to - 1, head_k, size_t(k_strides[2]));
+""",
+)
 
-#: Where row `position` of the cache begins.
-ROWS = {
-    PLAIN: _STRIDED,
-    QUANTIZED: _STRIDED,
-    PAGED: """\
+_BLOCK = """\
+ZMLX_SCALAR
 int64_t block = int64_t(block_table[size_t(batch) * size_t(block_table_strides[0])
     + size_t(position / SIZE) * size_t(block_table_strides[1])]);
 if (block < 0 || block >= int64_t(k_shape[0])) {
@@ -290,11 +313,39 @@ if (block < 0 || block >= int64_t(k_shape[0])) {
     good = false;
     block = 0;
 }
-const size_t row_k = size_t(block) * size_t(k_strides[0])
+after_k[key] = size_t(block) * size_t(k_strides[0])
     + size_t(position % SIZE) * size_t(k_strides[1]) + size_t(kv_head) * size_t(k_strides[2]);
-const size_t row_v = size_t(block) * size_t(v_strides[0])
+after_v[key] = size_t(block) * size_t(v_strides[0])
     + size_t(position % SIZE) * size_t(v_strides[1]) + size_t(kv_head) * size_t(v_strides[2]);
+"""
+
+_LISTED = (
+    """\
+size_t own_k[KEYS], own_v[KEYS], after_k[KEYS], after_v[KEYS];
+const zmlx_listed_rows rows_k = {own_k}, rows_v = {own_v}, next_k = {after_k};
+for (int key = 0; key < KEYS && low < to; ++key) {
+    const int position = min(low + key, to - 1);
+    @block
+}
 """,
+    """\
+for (int key = 0; key < KEYS; ++key) {
+    own_k[key] = after_k[key];
+    own_v[key] = after_v[key];
+}
+for (int key = 0; key < KEYS && start + KEYS < to; ++key) {
+    const int position = min(start + KEYS + key, to - 1);
+    @block
+}
+""",
+)
+
+#: Where rows begin: what is said before the first tile, and in each tile of it and of the next one,
+#: whose rows are on their way then.
+ROWS = {
+    PLAIN: _STRIDED,
+    QUANTIZED: _STRIDED,
+    PAGED: tuple(fill(text, block=_BLOCK) for text in _LISTED),
 }
 
 
@@ -313,12 +364,8 @@ def tile(form: Cache, name: str) -> str:
 def alone(form: Cache, name: str) -> str:
     """One thread's product with rows of k or v, while the others are on their way."""
     text = _ALONE[QUANTIZED if form.kind == QUANTIZED else PLAIN]
-    text = fill(
-        text,
-        use=(_CODED_USE if form.kind == QUANTIZED else _NUMBERS_USE)[name],
-        tile=tile(form, name),
-        group=_GROUP,
-    )
+    use = _CODED_USE if form.kind == QUANTIZED else _NUMBERS_USE
+    text = fill(text, use=use[name], group=_GROUP, staged=_STAGED.get(form.kind, ""))
     soon, d, rows = {"k": ("v", "DV", "rows_v"), "v": ("k", "D", "next_k")}[name]
     text = text.replace("SOON_D", d).replace("SOON_ROWS", rows).replace("SOON", soon)
     return _named(text, name)

@@ -79,12 +79,14 @@ const int to = min(length, from + span);
 int low = from;
 @low
 float own[ROWS * SLOTS];
+ZMLX_ROLLED
 for (int r = 0; r < ROWS; ++r) {
     const int row = min(first + r, rows - 1);
     const size_t at = size_t(batch) * size_t(q_strides[0])
         + size_t(kv_head * group + row / queries) * size_t(q_strides[1])
         + size_t(row % queries) * size_t(q_strides[2]);
     for (int e = 0; e < SLOTS; ++e) {
+        ZMLX_SCALAR
         const int d = ALONE ? (e / (W * PLACES) * W + e % W) * PLACES + e / W % PLACES
                             : (e % HALF * TPR + lane) * PARTS + e / HALF;
         own[r * SLOTS + e] =
@@ -102,36 +104,18 @@ for (int r = 0; r < ROWS; ++r) {
 for (int e = 0; e < ROWS * TOTALS; ++e) {
     total[e] = 0.0f;
 }
-// Rows of the cache, and for one thread sums for each of them.
-float tile[KEYS * (SLOTS > SLOTS_V ? SLOTS : SLOTS_V)];
+// Rows of the cache, or for one thread sums for each of them.
+float tile[ALONE ? 1 : KEYS * (SLOTS > SLOTS_V ? SLOTS : SLOTS_V)];
 float part[ALONE ? ROWS * KEYS * W : 1];
 @room
-// Where the rows of a tile are is known one tile early, to have them on their way.
-size_t rows_k[KEYS], rows_v[KEYS], next_k[KEYS], next_v[KEYS];
-for (int key = 0; key < KEYS && low < to; ++key) {
-    const int position = min(low + key, to - 1);
-    @row
-    next_k[key] = row_k;
-    next_v[key] = row_v;
-}
+@rows
 for (int start = low; start < to; start += KEYS) {
     const int count = min(KEYS, to - start);
     float s[ROWS * KEYS];
-    for (int key = 0; key < KEYS; ++key) {
-        rows_k[key] = next_k[key];
-        rows_v[key] = next_v[key];
-    }
-    if (start + KEYS < to) {
-        for (int key = 0; key < KEYS; ++key) {
-            const int position = min(start + KEYS + key, to - 1);
-            @row
-            next_k[key] = row_k;
-            next_v[key] = row_v;
-        }
-    }
+    @rows_of_tile
     if (ALONE) {
         @dots
-        zmlx_fold<ROWS * KEYS, W, false>(s, part);
+        zmlx_fold<ROWS * KEYS>(s, part);
         @shift_k
     } else {
         @tile_k
@@ -146,16 +130,20 @@ for (int start = low; start < to; start += KEYS) {
         }
     }
     for (int r = 0; r < ROWS; ++r) {
-        for (int key = count; key < KEYS; ++key) {
-            s[r * KEYS + key] = -INFINITY;
-        }
-    }
-    for (int r = 0; r < ROWS; ++r) {
         @scores
+    }
+    ZMLX_ROLLED
+    for (int r = 0; r < ROWS; ++r) {
+        for (int key = 0; key < KEYS; ++key) {
+            s[r * KEYS + key] = key < count ? s[r * KEYS + key] : -INFINITY;
+        }
     }
     float change[ROWS];
     if (ALONE) {
-        zmlx_weights<ROWS, KEYS>(s, top, total, change);
+        ZMLX_ROLLED
+        for (int r = 0; r < ROWS; ++r) {
+            zmlx_weights<KEYS>(s + r * KEYS, top + r, total + r * TOTALS, change + r);
+        }
     } else {
         for (int r = 0; r < ROWS; ++r) {
             float most = top[r];
@@ -173,6 +161,7 @@ for (int start = low; start < to; start += KEYS) {
             top[r] = most;
         }
     }
+    ZMLX_ROLLED
     for (int r = 0; r < ROWS; ++r) {
         for (int e = 0; e < SLOTS_V; ++e) {
             o[r * SLOTS_V + e] *= change[r];
@@ -192,17 +181,18 @@ for (int start = low; start < to; start += KEYS) {
     }
 }
 if (ALONE) {
-    float sums[ROWS];
-    zmlx_fold<ROWS, 16, false>(sums, total);
+    ZMLX_ROLLED
     for (int r = 0; r < ROWS; ++r) {
-        total[r] = sums[r];
+        total[r] = zmlx_folded<false>(total + r * TOTALS);
     }
 }
 @shift_v
+ZMLX_ROLLED
 for (int r = 0; r < ROWS && first + r < rows; ++r) {
     const size_t at =
         ((size_t(batch) * kv_heads + kv_head) * rows + first + r) * splits + split;
     for (int e = 0; e < SLOTS_V; ++e) {
+        ZMLX_SCALAR
         const int d = ALONE ? (e / (W * PLACES) * W + e % W) * PLACES + e / W % PLACES
                             : (e % HALF_V * TPR + lane) * PARTS + e / HALF_V;
         if (d < DV) {
@@ -292,7 +282,8 @@ def spans(form: Cache) -> KernelSpec:
         if form.lengths
         else "",
         low=low,
-        row=ROWS[form.kind],
+        rows=ROWS[form.kind][0],
+        rows_of_tile=ROWS[form.kind][1],
         room=room(form),
         tile_k=tile(form, "k"),
         tile_v=tile(form, "v"),

@@ -74,56 +74,81 @@ inline zmlx_floats<N> zmlx_dequantized(P p, int place, float scale, float bias) 
 // Before a loop of a fixed, small number of steps over lanes.
 #define ZMLX_UNROLL
 #define ZMLX_ROLLED
+#define ZMLX_SCALAR
+// Before a function that is called in several places and would be compiled in each.
+#define ZMLX_APART
 #endif
 """
 
 PRODUCTS = """\
 
+// Where rows begin: `step` apart, with the last one's place for those behind it, or in a list.
+struct zmlx_strided_rows {
+    size_t first;
+    size_t step;
+    int last;
+    size_t at(int key) const {
+        return first + size_t(min(key, last)) * step;
+    }
+};
+
+struct zmlx_listed_rows {
+    thread size_t* rows;
+    size_t at(int key) const {
+        return rows[key];
+    }
+};
+
+inline zmlx_strided_rows zmlx_rows_from(int start, int last, size_t head, size_t step) {
+    const zmlx_strided_rows rows = {head + size_t(start) * step, step, last - start};
+    return rows;
+}
+
 // Rows of SIZE numbers: step e of row `key` is its values e W ... e W + W - 1. Asked for is step
 // e + b. Asking for a row is asking for every `parts`-th of its lines of 64 bytes, each LINE values
 // long.
-template <int W, int SIZE, int LINE, typename P>
+template <int W, int SIZE, int LINE, typename P, typename R>
 struct zmlx_numbers {
     P values;
-    thread size_t* rows;
+    R rows;
     zmlx_floats<W> at(int key, int e, int b) const {
-        return zmlx_read<W>(values + rows[key] + (e + b) * W);
+        return zmlx_read<W>(values + rows.at(key) + (e + b) * W);
     }
     void ask(int key, int part, int parts) const {
         for (int i = part * LINE; i < SIZE; i += parts * LINE) {
-            ZMLX_PREFETCH_FAR(values + rows[key] + i);
+            ZMLX_PREFETCH_FAR(values + rows.at(key) + i);
         }
     }
 };
 
-template <int W, int SIZE, int LINE, typename P>
-inline zmlx_numbers<W, SIZE, LINE, P> zmlx_numbers_of(P values, thread size_t* rows) {
-    zmlx_numbers<W, SIZE, LINE, P> view = {values, rows};
+template <int W, int SIZE, int LINE, typename P, typename R>
+inline zmlx_numbers<W, SIZE, LINE, P, R> zmlx_numbers_of(P values, R rows) {
+    zmlx_numbers<W, SIZE, LINE, P, R> view = {values, rows};
     return view;
 }
 
 // Rows of SIZE bytes of packed values: step e is value e % PLACES of W bytes. Asked for is the code
 // of step e + b, where e is a multiple of PLACES.
-template <int W, int BITS, int SIZE, typename P>
+template <int W, int BITS, int SIZE, typename P, typename R>
 struct zmlx_coded {
     P values;
-    thread size_t* rows;
+    R rows;
     P bytes(int key, int e, int b) const {
-        return values + rows[key] + (e / (8 / BITS) + b / (8 / BITS)) * W;
+        return values + rows.at(key) + (e / (8 / BITS) + b / (8 / BITS)) * W;
     }
     zmlx_floats<W> at(int key, int e, int b) const {
         return zmlx_codes<BITS, W>(bytes(key, e, b), b % (8 / BITS));
     }
     void ask(int key, int part, int parts) const {
         for (int i = part * 64; i < SIZE; i += parts * 64) {
-            ZMLX_PREFETCH(values + rows[key] + i);
+            ZMLX_PREFETCH(values + rows.at(key) + i);
         }
     }
 };
 
-template <int W, int BITS, int SIZE, typename P>
-inline zmlx_coded<W, BITS, SIZE, P> zmlx_coded_of(P values, thread size_t* rows) {
-    zmlx_coded<W, BITS, SIZE, P> view = {values, rows};
+template <int W, int BITS, int SIZE, typename P, typename R>
+inline zmlx_coded<W, BITS, SIZE, P, R> zmlx_coded_of(P values, R rows) {
+    zmlx_coded<W, BITS, SIZE, P, R> view = {values, rows};
     return view;
 }
 
@@ -147,73 +172,81 @@ inline zmlx_decoded<W, BITS, PER, KEYS, C> zmlx_decoded_of(
     return view;
 }
 
-// folded[i] = x[2i] + x[2i + 1], or the larger of them.
-template <int N, bool LARGER>
+// folded[i] = x[2i] + x[2i + 1].
+template <int N>
 inline void zmlx_halve(thread float* folded, thread float* x) {
+    ZMLX_ROLLED
     for (int i = 0; i < N; ++i) {
-        folded[i] = LARGER ? max(x[2 * i], x[2 * i + 1]) : x[2 * i] + x[2 * i + 1];
+        folded[i] = x[2 * i] + x[2 * i + 1];
     }
 }
 
-// folded[i] is the sum, or the largest, of x[i W] ... x[i W + W - 1] for W of 4, 8 or 16; x is used
-// up. For all i at once, since a fold of its own for each has no lanes.
-template <int N, int W, bool LARGER>
-inline void zmlx_fold(thread float* folded, thread float* x) {
-    float half_[N * W / 2];
-    zmlx_halve<N * W / 2, LARGER>(half_, x);
-    if (W == 8) {
-        zmlx_halve<N * W / 4, LARGER>(x, half_);
-        zmlx_halve<N, LARGER>(folded, x);
-    } else {
-        if (W == 16) {
-            zmlx_halve<N * W / 4, LARGER>(x, half_);
-            zmlx_halve<N * W / 8, LARGER>(half_, x);
-        }
-        zmlx_halve<N, LARGER>(folded, half_);
+// sums[i] = x[16 i] + ... + x[16 i + 15]; x is used up. For all i at once, since a fold of its own
+// for each has no lanes.
+template <int N>
+inline void zmlx_fold(thread float* sums, thread float* x) {
+    float half_[8 * N];
+    zmlx_halve<8 * N>(half_, x);
+    zmlx_halve<4 * N>(x, half_);
+    zmlx_halve<2 * N>(half_, x);
+    zmlx_halve<N>(sums, half_);
+}
+
+// x[u] takes x[u + N] in.
+template <int N, bool LARGER>
+inline void zmlx_fold_upper(thread float* x) {
+    for (int u = 0; u < N; ++u) {
+        x[u] = LARGER ? max(x[u], x[u + N]) : x[u] + x[u + N];
     }
 }
 
-// The scores s[row][key] become exp(s - top), with the peaks `top` so far; `change` is what the
-// earlier peaks make of sums. `total` has 16 sums for each row.
-template <int ROWS, int KEYS>
+// The sum, or the largest, of x[0] ... x[15], which are used up.
+template <bool LARGER>
+inline float zmlx_folded(thread float* x) {
+    zmlx_fold_upper<8, LARGER>(x);
+    zmlx_fold_upper<4, LARGER>(x);
+    zmlx_fold_upper<2, LARGER>(x);
+    zmlx_fold_upper<1, LARGER>(x);
+    return x[0];
+}
+
+// The scores s[key] of a row become exp(s - top), with the peak `top` so far; `change` is what the
+// earlier peak makes of sums. `total` are 16 sums of them.
+template <int KEYS>
 inline void zmlx_weights(
     thread float* s, thread float* top, thread float* total, thread float* change) {
-    float fold[ROWS * 16], found[ROWS];
-    for (int r = 0; r < ROWS; ++r) {
+    float lanes[16];
+    for (int u = 0; u < 16; ++u) {
+        lanes[u] = s[u];
+    }
+    for (int key = 16; key < KEYS; key += 16) {
         for (int u = 0; u < 16; ++u) {
-            fold[r * 16 + u] = s[r * KEYS + u];
-        }
-        for (int key = 16; key < KEYS; key += 16) {
-            for (int u = 0; u < 16; ++u) {
-                fold[r * 16 + u] = max(fold[r * 16 + u], s[r * KEYS + key + u]);
-            }
+            lanes[u] = max(lanes[u], s[key + u]);
         }
     }
-    zmlx_fold<ROWS, 16, true>(found, fold);
-    for (int r = 0; r < ROWS; ++r) {
-        const float most = max(top[r], found[r]);
-        change[r] = exp(top[r] - most);
-        top[r] = most;
+    const float most = max(*top, zmlx_folded<true>(lanes));
+    const float by = exp(*top - most);
+    *top = most;
+    *change = by;
+    for (int u = 0; u < 16; ++u) {
+        lanes[u] = total[u] * by;
     }
-    for (int r = 0; r < ROWS; ++r) {
-        const float peak = top[r], by = change[r];
+    for (int key = 0; key < KEYS; key += 16) {
         for (int u = 0; u < 16; ++u) {
-            total[r * 16 + u] *= by;
+            const float p = exp(s[key + u] - most);
+            s[key + u] = p;
+            lanes[u] += p;
         }
-        for (int key = 0; key < KEYS; key += 16) {
-            for (int u = 0; u < 16; ++u) {
-                const float p = exp(s[r * KEYS + key + u] - peak);
-                s[r * KEYS + key + u] = p;
-                total[r * 16 + u] += p;
-            }
-        }
+    }
+    for (int u = 0; u < 16; ++u) {
+        total[u] = lanes[u];
     }
 }
 
 // For each row and key W sums, which add up to own[row] · cache[key]. Meanwhile the rows of `soon`
 // are on their way. AT divides STEPS: steps that are written out.
 template <int ROWS, int KEYS, int STEPS, int W, int AT, typename C, typename Q>
-inline void zmlx_dots(thread float* part, thread float* own, C cache, Q soon) {
+ZMLX_APART inline void zmlx_dots(thread float* part, thread float* own, C cache, Q soon) {
     for (int key = 0; key < KEYS; ++key) {
         soon.ask(key, 0, 1);
         zmlx_floats<W> sums[ROWS];
@@ -281,7 +314,7 @@ inline void zmlx_coded_dots(
 
 // o[row] += Σ_key s[row][key] cache[key] in BLOCK steps from `step` on, with sums in registers.
 template <int ROWS, int NEXT, int STEPS, int W, int BLOCK, typename C, typename Q>
-inline void zmlx_weigh(
+ZMLX_APART inline void zmlx_weigh(
     thread float* o, thread float* s, int step, int count, C cache, Q soon) {
     zmlx_floats<W> sums[ROWS][BLOCK];
     ZMLX_UNROLL

@@ -54,6 +54,7 @@ def _spans(form: Cache, bits: int, group_size: int) -> BodyKernel:
         splits = max(1, -(-keys // span))
         threads = 1 if on_cpu else 32
         template = (
+            *(() if bits else (("T", k.dtype),)),
             ("D", d), ("DV", values), ("ROWS", rows), ("TPR", threads), ("BITS", bits),
             ("GROUP", group_size), ("KEYS", _CPU_KEYS if on_cpu else _GPU_KEYS), ("SIZE", size),
         )  # fmt: skip

@@ -352,14 +352,26 @@ class Analysis {
     return tokens_[type].is(">") ||
            (tokens_[type].kind == Token::word && !one_of(tokens_[type], {"return", "else", "do"}));
   }
+  // Every name that may be what a store to this goes to: no index, and no factor of one.
   void raise_all(Body& body, size_t begin, size_t end, int to) {
     for (size_t i = begin; i < end; ++i) {
+      if (tokens_[i].is("[") && i > begin) {
+        i = outline_.partner[i];
+        continue;
+      }
       bool member = i > 0 && one_of(tokens_[i - 1], {".", "->"});
       bool memory = bodies_.all[body.names].memory.count(tokens_[i].text);
-      if (tokens_[i].kind == Token::word && !member && !memory) {
+      if (tokens_[i].kind == Token::word && !member && !memory && !is_factor(i, begin, end)) {
         raise_name(body, i, to);
       }
     }
+  }
+  bool is_factor(size_t i, size_t begin, size_t end) const {
+    auto multiplies = [&](size_t k) { return one_of(tokens_[k], {"*", "/", "%"}); };
+    if (i + 1 < end && multiplies(i + 1)) return true;
+    // Behind an operand; elsewhere a star reads what a pointer points to.
+    return i >= begin + 2 && multiplies(i - 1) &&
+           (tokens_[i - 2].kind != Token::mark || one_of(tokens_[i - 2], {")", "]"}));
   }
 
   // A call hands levels to the callee's parameters, and its flow to the callee's collectives; what

@@ -1,4 +1,4 @@
-// section lanes; needs base; after numbers; tokens ZMLX_FLOATS ZMLX_ROLLED zmlx_floats
+// section lanes; needs base; after numbers; tokens ZMLX_FLOATS ZMLX_ROLLED ZMLX_SCALAR ZMLX_APART zmlx_floats
 // zmlx_floats<N>: N floats side by side, which one thread computes with as a vector register. Loops
 // over arrays say the same, but compilers do not keep their sums in registers, or widen bytes in
 // ten instructions. A kernel that uses these has the loops for targets without ZMLX_FLOATS.
@@ -11,6 +11,10 @@
 // Before a loop of many statements that gains nothing by being written out, as g++ would: that took
 // two thirds of the time to compile a kernel.
 #define ZMLX_ROLLED _Pragma("GCC unroll 1")
+// First in a loop of few turns, which g++ would compile with vectors, their tails and their checks.
+#define ZMLX_SCALAR __asm__ volatile("");
+// Before a function that is called in several places, which g++ would compile in each.
+#define ZMLX_APART __attribute__((noinline))
 
 // Vectors of N that lie wherever their elements may.
 template <class T, int N>
