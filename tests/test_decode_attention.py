@@ -125,6 +125,7 @@ def test_lanes_in_registers_equal_lanes_in_loops(dtype):
             NAME_write<N>(out + (4 + place) * N, z);
             NAME_write<N>(out + (6 + place) * N, NAME_codes<4, N>(bytes + 1, place));
         }
+        NAME_write<N>(out + 8 * N, NAME_pair_sums<N>(x, y));
     }
     """
     kernel = metal.kernel(
@@ -147,7 +148,7 @@ def test_lanes_in_registers_equal_lanes_in_loops(dtype):
             template=[("N", n)],
             grid=(1, 1, 1),
             threadgroup=(1, 1, 1),
-            output_shapes=[(8 * n,)] * 2,
+            output_shapes=[(9 * n,)] * 2,
             output_dtypes=[mx.float32] * 2,
         )
         assert np.array_equal(registers, looped)

@@ -180,7 +180,7 @@ const auto cache = zmlx_coded_of<W, BITS, D@ / PLACES>(#, rows_#);
 }
 
 _NUMBERS_USE = {
-    "k": "zmlx_dots<ROWS, KEYS, STEPS, W, 1>(part, own, cache, soon);\n",
+    "k": "zmlx_dots<ROWS, KEYS, STEPS, W, AT, 1>(part, own, cache, soon);\n",
     "v": """\
 constexpr int BLOCK = ROWS <= 4 && STEPS_V % 4 == 0 ? 4 : STEPS_V % 2 == 0 ? 2 : 1;
 for (int e = 0; e < STEPS_V; e += BLOCK) {
@@ -195,10 +195,10 @@ for (int e = 0; e < STEPS_V; e += BLOCK) {
 _CODED_USE = {
     "k": """\
 if (FEW) {
-    zmlx_coded_dots<ROWS, KEYS, STEPS, W, PER>(part, own, scales, cache, soon);
+    zmlx_coded_dots<ROWS, KEYS, STEPS, W, AT, PER>(part, own, scales, cache, soon);
 } else {
     const auto values = zmlx_decoded_of<W, BITS, PER, KEYS>(cache, scales, biases);
-    zmlx_dots<ROWS, KEYS, STEPS, W, PLACES>(part, own, values, soon);
+    zmlx_dots<ROWS, KEYS, STEPS, W, AT, PER>(part, own, values, soon);
 }
 """,
     "v": """\
@@ -209,10 +209,8 @@ for (int r = 0; r < ROWS; ++r) {
         for (int key = 0; key < KEYS; ++key) {
             scaled[at * KEYS + key] = s[r * KEYS + key] * scales[e * KEYS + key];
         }
-        for (int u = 0; u < W; ++u) {
-            shift[at * W + u] *= change[r];
-        }
-        zmlx_floats<W> sums = zmlx_read<W>(shift + at * W);
+        zmlx_floats<W> sums = zmlx_fma<W>(
+            zmlx_read<W>(shift + at * W), zmlx_splat<W>(change[r]), zmlx_splat<W>(0.0f));
         for (int key = 0; key < KEYS; key += W) {
             sums = zmlx_fma<W>(
                 zmlx_read<W>(s + r * KEYS + key), zmlx_read<W>(biases + e * KEYS + key), sums);

@@ -50,6 +50,8 @@ constexpr int HALF = (D / PARTS + TPR - 1) / TPR;
 constexpr int HALF_V = (DV / PARTS + TPR - 1) / TPR;
 constexpr int SLOTS = ALONE ? STEPS * W : HALF * PARTS;
 constexpr int SLOTS_V = ALONE ? STEPS_V * W : HALF_V * PARTS;
+// Keys that are taken at a time.
+constexpr int AT = ROWS <= 4 ? 4 : 2;
 // Sums that add up to the total of a row.
 constexpr int TOTALS = ALONE ? 16 : 1;
 const int lane = int(thread_index_in_simdgroup);
@@ -106,7 +108,7 @@ for (int e = 0; e < ROWS * TOTALS; ++e) {
 }
 // Rows of the cache, or for one thread sums for each of them.
 float tile[ALONE ? 1 : KEYS * (SLOTS > SLOTS_V ? SLOTS : SLOTS_V)];
-float part[ALONE ? ROWS * KEYS * W : 1];
+float part[ALONE ? ROWS * KEYS * W / AT : 1];
 @room
 @rows
 for (int start = low; start < to; start += KEYS) {
@@ -115,7 +117,7 @@ for (int start = low; start < to; start += KEYS) {
     @rows_of_tile
     if (ALONE) {
         @dots
-        zmlx_fold<ROWS * KEYS>(s, part);
+        zmlx_fold<ROWS * KEYS, W / AT>(s, part);
         @shift_k
     } else {
         @tile_k
@@ -134,8 +136,9 @@ for (int start = low; start < to; start += KEYS) {
     }
     ZMLX_ROLLED
     for (int r = 0; r < ROWS; ++r) {
-        for (int key = 0; key < KEYS; ++key) {
-            s[r * KEYS + key] = key < count ? s[r * KEYS + key] : -INFINITY;
+        for (int key = count; key < KEYS; ++key) {
+            ZMLX_SCALAR
+            s[r * KEYS + key] = -INFINITY;
         }
     }
     float change[ROWS];

@@ -51,6 +51,17 @@ inline zmlx_floats<N> zmlx_fma(zmlx_floats<N> a, zmlx_floats<N> b, zmlx_floats<N
     return c;
 }
 
+// a[0] + a[1], a[2] + a[3], ..., and then those of b.
+template <int N>
+inline zmlx_floats<N> zmlx_pair_sums(zmlx_floats<N> a, zmlx_floats<N> b) {
+    zmlx_floats<N> sums;
+    for (int u = 0; u < N / 2; ++u) {
+        sums.x[u] = a.x[2 * u] + a.x[2 * u + 1];
+        sums.x[N / 2 + u] = b.x[2 * u] + b.x[2 * u + 1];
+    }
+    return sums;
+}
+
 // Of each of N bytes from p on: its value `place` of BITS bits, less half of 2^BITS.
 template <int BITS, int N, typename P>
 inline zmlx_floats<N> zmlx_codes(P p, int place) {
@@ -153,13 +164,14 @@ inline zmlx_coded<W, BITS, SIZE, P, R> zmlx_coded_of(P values, R rows) {
 }
 
 // The values themselves, PER steps a group, which has a scale and a bias for each of KEYS rows.
+// Asked for is step e + b, where e is a multiple of PER.
 template <int W, int BITS, int PER, int KEYS, typename C>
 struct zmlx_decoded {
     C codes;
     thread float* scales;
     thread float* biases;
     zmlx_floats<W> at(int key, int e, int b) const {
-        const int group = (e + b) / PER * KEYS + key;
+        const int group = (e / PER + b / PER) * KEYS + key;
         return zmlx_dequantized<BITS, W>(
             codes.bytes(key, e, b), b % (8 / BITS), scales[group], biases[group]);
     }
@@ -181,15 +193,18 @@ inline void zmlx_halve(thread float* folded, thread float* x) {
     }
 }
 
-// sums[i] = x[16 i] + ... + x[16 i + 15]; x is used up. For all i at once, since a fold of its own
-// for each has no lanes.
-template <int N>
+// sums[i] = x[PER i] + ... + x[PER i + PER - 1] for PER of 4 or 8; x is used up. For all i at once,
+// since a fold of its own for each has no lanes.
+template <int N, int PER>
 inline void zmlx_fold(thread float* sums, thread float* x) {
-    float half_[8 * N];
-    zmlx_halve<8 * N>(half_, x);
-    zmlx_halve<4 * N>(x, half_);
-    zmlx_halve<2 * N>(half_, x);
-    zmlx_halve<N>(sums, half_);
+    float half_[N * PER / 2];
+    zmlx_halve<N * PER / 2>(half_, x);
+    if (PER == 8) {
+        zmlx_halve<2 * N>(x, half_);
+        zmlx_halve<N>(sums, x);
+    } else {
+        zmlx_halve<N>(sums, half_);
+    }
 }
 
 // x[u] takes x[u + N] in.
@@ -243,71 +258,97 @@ inline void zmlx_weights(
     }
 }
 
-// For each row and key W sums, which add up to own[row] · cache[key]. Meanwhile the rows of `soon`
-// are on their way. AT divides STEPS: steps that are written out.
-template <int ROWS, int KEYS, int STEPS, int W, int AT, typename C, typename Q>
+// The sums of a row for AT keys, 2 or 4, as W in all: W / AT of each, which add up to it.
+template <int W, int AT>
+inline zmlx_floats<W> zmlx_merged(thread zmlx_floats<W>* sums) {
+    zmlx_floats<W> merged = zmlx_pair_sums<W>(sums[0], sums[1]);
+    if (AT == 4) {
+        merged = zmlx_pair_sums<W>(merged, zmlx_pair_sums<W>(sums[AT - 2], sums[AT - 1]));
+    }
+    return merged;
+}
+
+// For each row and key W / AT sums, which add up to own[row] · cache[key]. Meanwhile the rows of
+// `soon` are on their way. AT keys are taken at a time, and STEP steps, which divide STEPS.
+template <int ROWS, int KEYS, int STEPS, int W, int AT, int STEP, typename C, typename Q>
 ZMLX_APART inline void zmlx_dots(thread float* part, thread float* own, C cache, Q soon) {
-    for (int key = 0; key < KEYS; ++key) {
-        soon.ask(key, 0, 1);
-        zmlx_floats<W> sums[ROWS];
+    for (int key = 0; key < KEYS; key += AT) {
+        zmlx_floats<W> sums[ROWS * AT];
         ZMLX_UNROLL
-        for (int r = 0; r < ROWS; ++r) {
-            sums[r] = zmlx_splat<W>(0.0f);
+        for (int i = 0; i < ROWS * AT; ++i) {
+            sums[i] = zmlx_splat<W>(0.0f);
         }
-        for (int e = 0; e < STEPS; e += AT) {
+        ZMLX_UNROLL
+        for (int k = 0; k < AT; ++k) {
+            soon.ask(key + k, 0, 1);
+        }
+        for (int e = 0; e < STEPS; e += STEP) {
             ZMLX_UNROLL
-            for (int b = 0; b < AT; ++b) {
-                const zmlx_floats<W> x = cache.at(key, e, b);
+            for (int b = 0; b < STEP; ++b) {
+                zmlx_floats<W> x[AT];
                 ZMLX_UNROLL
-                for (int r = 0; r < ROWS; ++r) {
-                    sums[r] =
-                        zmlx_fma<W>(zmlx_read<W>(own + (r * STEPS + e + b) * W), x, sums[r]);
+                for (int k = 0; k < AT; ++k) {
+                    x[k] = cache.at(key + k, e, b);
+                }
+                ZMLX_UNROLL
+                for (int i = 0; i < ROWS * AT; ++i) {
+                    const zmlx_floats<W> q =
+                        zmlx_read<W>(own + (i / AT * STEPS + e + b) * W);
+                    sums[i] = zmlx_fma<W>(q, x[i % AT], sums[i]);
                 }
             }
         }
         ZMLX_UNROLL
         for (int r = 0; r < ROWS; ++r) {
-            zmlx_write<W>(part + (r * KEYS + key) * W, sums[r]);
+            zmlx_write<W>(
+                part + (r * KEYS + key) * (W / AT), zmlx_merged<W, AT>(sums + r * AT));
         }
     }
 }
 
 // The same of codes, with a scale for each PER steps of a key. For few rows: every row of a group
 // takes a product more, and every step of a key one less.
-template <int ROWS, int KEYS, int STEPS, int W, int PER, typename C, typename Q>
+template <int ROWS, int KEYS, int STEPS, int W, int AT, int PER, typename C, typename Q>
 inline void zmlx_coded_dots(
     thread float* part, thread float* own, thread float* scales, C codes, Q soon) {
-    for (int key = 0; key < KEYS; ++key) {
-        soon.ask(key, 0, 1);
-        zmlx_floats<W> sums[ROWS];
+    for (int key = 0; key < KEYS; key += AT) {
+        zmlx_floats<W> sums[ROWS * AT];
         ZMLX_UNROLL
-        for (int r = 0; r < ROWS; ++r) {
-            sums[r] = zmlx_splat<W>(0.0f);
+        for (int i = 0; i < ROWS * AT; ++i) {
+            sums[i] = zmlx_splat<W>(0.0f);
+        }
+        ZMLX_UNROLL
+        for (int k = 0; k < AT; ++k) {
+            soon.ask(key + k, 0, 1);
         }
         for (int e = 0; e < STEPS; e += PER) {
-            zmlx_floats<W> coded[ROWS];
+            zmlx_floats<W> coded[ROWS * AT];
             ZMLX_UNROLL
-            for (int r = 0; r < ROWS; ++r) {
-                coded[r] = zmlx_splat<W>(0.0f);
+            for (int i = 0; i < ROWS * AT; ++i) {
+                coded[i] = zmlx_splat<W>(0.0f);
             }
             ZMLX_UNROLL
             for (int b = 0; b < PER; ++b) {
-                const zmlx_floats<W> x = codes.at(key, e, b);
                 ZMLX_UNROLL
-                for (int r = 0; r < ROWS; ++r) {
-                    coded[r] =
-                        zmlx_fma<W>(zmlx_read<W>(own + (r * STEPS + e + b) * W), x, coded[r]);
+                for (int k = 0; k < AT; ++k) {
+                    const zmlx_floats<W> x = codes.at(key + k, e, b);
+                    ZMLX_UNROLL
+                    for (int r = 0; r < ROWS; ++r) {
+                        const zmlx_floats<W> q = zmlx_read<W>(own + (r * STEPS + e + b) * W);
+                        coded[r * AT + k] = zmlx_fma<W>(q, x, coded[r * AT + k]);
+                    }
                 }
             }
-            const zmlx_floats<W> scale = zmlx_splat<W>(scales[e / PER * KEYS + key]);
             ZMLX_UNROLL
-            for (int r = 0; r < ROWS; ++r) {
-                sums[r] = zmlx_fma<W>(scale, coded[r], sums[r]);
+            for (int i = 0; i < ROWS * AT; ++i) {
+                const float scale = scales[e / PER * KEYS + key + i % AT];
+                sums[i] = zmlx_fma<W>(zmlx_splat<W>(scale), coded[i], sums[i]);
             }
         }
         ZMLX_UNROLL
         for (int r = 0; r < ROWS; ++r) {
-            zmlx_write<W>(part + (r * KEYS + key) * W, sums[r]);
+            zmlx_write<W>(
+                part + (r * KEYS + key) * (W / AT), zmlx_merged<W, AT>(sums + r * AT));
         }
     }
 }

@@ -68,6 +68,26 @@ METAL_FUNC zmlx_floats<N> zmlx_fma(zmlx_floats<N> a, zmlx_floats<N> b, zmlx_floa
   return {a.zk_values * b.zk_values + c.zk_values};
 }
 
+// a[0] + a[1], a[2] + a[3], ..., and then those of b.
+template <int N>
+METAL_FUNC zmlx_floats<N> zmlx_pair_sums(zmlx_floats<N> a, zmlx_floats<N> b) {
+  zmlx_floats<N> sums;
+  for (int u = 0; u < N / 2; ++u) {
+    sums.zk_values[u] = a.zk_values[2 * u] + a.zk_values[2 * u + 1];
+    sums.zk_values[N / 2 + u] = b.zk_values[2 * u] + b.zk_values[2 * u + 1];
+  }
+  return sums;
+}
+#ifndef __clang__
+template <>
+METAL_FUNC zmlx_floats<16> zmlx_pair_sums<16>(zmlx_floats<16> a, zmlx_floats<16> b) {
+  typedef int zk_places __attribute__((vector_size(64)));
+  const zk_places even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
+  return {__builtin_shuffle(a.zk_values, b.zk_values, even) +
+          __builtin_shuffle(a.zk_values, b.zk_values, even + 1)};
+}
+#endif
+
 template <int N>
 struct zk_integers {
   typedef int zk_type __attribute__((vector_size(4 * N)));
