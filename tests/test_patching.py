@@ -481,6 +481,59 @@ def test_a_bias_is_scaled_with_its_logits():
     assert zmlx.lm_loss(model, BATCH, LENGTHS)[0].item() == pytest.approx(before.item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("use", ["scale", "cap"])
+@pytest.mark.parametrize("value", [1.0, 2.0])
+def test_a_scale_that_is_learned_keeps_its_gradient(use, value):
+    """A graph shows an array of one number, once it is evaluated, as it does a number."""
+    from mlx_lm.tuner.trainer import default_loss
+
+    class Learned(mnn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = mnn.Embedding(128, 32), mnn.Linear(32, 128)
+            self.number = mx.array(value)
+
+        def __call__(self, tokens):
+            logits = self.head(self.embedding(tokens))
+            if use == "cap":
+                return mx.tanh(logits / self.number) * self.number
+            return logits * self.number
+
+    model = Learned()
+    mx.eval(model.parameters())
+    _, expected = mnn.value_and_grad(model, default_loss)(model, BATCH, LENGTHS)
+    assert "loss" not in zmlx.patch(model, mode="training").kinds()
+    _, found = mnn.value_and_grad(model, zmlx.lm_loss)(model, BATCH, LENGTHS)
+    assert found["number"].item() == pytest.approx(expected["number"].item(), rel=1e-5)
+
+
+LATER = {
+    "cohere": lambda model: setattr(model.args, "logit_scale", 4.0),
+    "cohere2": lambda model: setattr(model.model.args, "logit_scale", 4.0),
+    "muse_glimmer": lambda model: setattr(model.args, "final_logit_softcapping", 0.3),
+    "llama": lambda model: setattr(model.args, "tie_word_embeddings", True),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", LATER)
+def test_a_configuration_that_is_changed_has_the_loss_of_what_it_became(name, compiled):
+    from mlx_lm.tuner.trainer import default_loss
+
+    model = build(name)
+    before = default_loss(model, BATCH, LENGTHS)[0].item()
+    assert "loss" in zmlx.patch(model, mode="training").kinds()
+    LATER[name](model)
+    after = default_loss(model, BATCH, LENGTHS)[0].item()
+    assert after != pytest.approx(before, rel=1e-5)
+
+    def loss(batch):
+        return zmlx.lm_loss(model, batch, LENGTHS)[0]
+
+    ours = (mx.compile(loss) if compiled else loss)(BATCH)
+    assert ours.item() == pytest.approx(after, rel=1e-5)
+
+
 def test_a_model_in_a_model_that_is_changed_has_the_loss_of_what_it_became():
     from mlx_lm.tuner.trainer import default_loss
 

@@ -17,6 +17,8 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
 
 from ..nn import losses
 from .capture import Graphs
@@ -36,6 +38,9 @@ from .wiring import (
 )
 
 _HEAD = "_zmlx_head"
+
+#: Logits that tell a scale or a cap from another.
+_PROBE = (-3.0, 0.5, 30.0, 300.0)
 
 _Form = Callable[[mx.array], mx.array]
 
@@ -124,7 +129,7 @@ def _find(model: nn.Module) -> Head:
         inner = _find(child_of(model, last.path))
         weight, *within = (f"{last.path}.{path}" for path in (inner.weight, *inner.within))
         return replace(inner, weight=weight, within=(last.path, *within))
-    scale, softcap = _after_head(graphs, found)
+    scale, softcap = _after_head(graphs, found, _learned(model))
     head = Head(last.path, last.method == "as_linear", scale, softcap)
     if last.method != head.method or head.layer(model) is None:
         raise UnmatchedError("its head is no plain linear layer")
@@ -142,11 +147,19 @@ def _first(call: Call, model: nn.Module) -> Any:
     return dict(call.keywords).get(parameters_of_call(child_of(model, call.path))[0].name)
 
 
-def _after_head(graphs: Graphs, found: Wiring) -> tuple[float, float | None]:
-    """The scale and the softcap of what the last call returns."""
+def _learned(model: nn.Module) -> set[float]:
+    """The parameters that a graph shows as numbers."""
+    leaves: Any = tree_flatten(model.parameters())
+    scalars = (x for _, x in leaves if x.ndim == 0 and mx.issubdtype(x.dtype, mx.floating))
+    return {float(x.item()) for x in scalars}
+
+
+def _after_head(graphs: Graphs, found: Wiring, learned: set[float]) -> tuple[float, float | None]:
+    """The scale and the softcap of what the last call returns, which have no gradient."""
     shape, dtype = found.shapes[-1]
     inputs = [mx.zeros((1,))] * len(found.calls) + [mx.zeros(shape, dtype)]
-    numbers = sorted(v for v in graphs.scalars([found.result], dtype) if v and isfinite(v))
+    scalars = graphs.scalars([found.result], dtype) - learned
+    numbers = sorted(v for v in scalars if v and isfinite(v))
     positive = [n for n in numbers if n > 0]
     scales: list[tuple[float, _Form]] = [(1.0, lambda y: y)]
     scales += [(n, partial(mx.multiply, n)) for n in numbers]
@@ -176,24 +189,43 @@ def _capped_by_factor(cap: float, y: mx.array) -> mx.array:
     return mx.tanh(y * (1 / cap)) * cap
 
 
-def _hidden(
-    model: nn.Module, head: Head, arguments: Any, keywords: dict[str, Any], above: str = ""
-) -> mx.array:
-    """What the head gets in a call of the model, or of one within it, with the path `above`."""
+def _hidden(model: nn.Module, head: Head, tokens: mx.array) -> mx.array | None:
+    """What the head gets in a call of the model; None where the call has changed since."""
     taken: list[mx.array] = []
+    result = _record_head(model, head, taken, (tokens,), {})
+    return taken[0] if len(taken) == 1 and _is_as_found(head, result) else None
+
+
+def _record_head(
+    model: nn.Module, head: Head, taken: list[mx.array], a: Any, k: Any, above: str = ""
+) -> Any:
+    """Calls the model, or one within it with the path `above`, with `_PROBE` for the head's output.
+    What the head gets is `taken`."""
 
     def record(path: str, method: str, child: nn.Module, a: Any, k: Any) -> Any:
         path = f"{above}{path}"
         if path in head.within:
-            taken.append(_hidden(child, head, a, k, f"{path}."))
-        elif path == head.weight and method == head.method:
+            return _record_head(child, head, taken, a, k, f"{path}.")
+        if path == head.weight and method == head.method:
             taken.append(a[0])
-        else:
-            return getattr(child, method)(*a, **k)
-        return taken[0]
+            return mx.broadcast_to(mx.array(_PROBE), (*a[0].shape[:-1], len(_PROBE)))
+        return getattr(child, method)(*a, **k)
 
-    original_class(model).__call__(shadow(model, stands(model, record)), *arguments, **keywords)
-    return taken[0]
+    return original_class(model).__call__(shadow(model, stands(model, record)), *a, **k)
+
+
+def _is_as_found(head: Head, result: Any) -> bool:
+    """Whether a call makes of `_PROBE` what it did when the head was found: scales and caps are
+    read from places that no note covers, such as a child's configuration."""
+    expected = head.scale * np.array(_PROBE)
+    if head.softcap is not None:
+        expected = head.softcap * np.tanh(expected / head.softcap)
+    try:
+        got = np.array(result)
+    except (RuntimeError, TypeError, ValueError):  # of arrays that a transform traces
+        return False
+    fits = got.ndim > 0 and got.shape[-1] == len(_PROBE)
+    return fits and bool(np.allclose(got, expected, rtol=1e-5, atol=1e-6))
 
 
 def put_head(model: nn.Module, head: Head) -> None:
@@ -232,10 +264,11 @@ def lm_loss(model: nn.Module, batch: mx.array, lengths: mx.array) -> tuple[mx.ar
     inputs, targets = batch[:, :-1], batch[:, 1:]
     head = head_of(model)
     layer = None if head is None else head.layer(model)
-    if head is None or layer is None:
+    hidden = None if head is None or layer is None else _hidden(model, head, inputs)
+    if head is None or layer is None or hidden is None:
         loss = losses.cross_entropy(model(inputs), targets)
     else:
-        hidden, bias = _hidden(model, head, (inputs,), {}), None if head.tied else layer.get("bias")
+        bias = None if head.tied else layer.get("bias")
         if head.scale != 1:
             hidden, bias = hidden * head.scale, None if bias is None else bias * head.scale
         loss = losses.linear_cross_entropy(
