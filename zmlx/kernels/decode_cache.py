@@ -159,8 +159,7 @@ if (#_scales_strides[2] == GROUPS@ && #_scales_strides[3] == 1
         for (int e = 0; e < GROUPS@; ++e) {
             const size_t at = size_t(start + key) * GROUPS@ + e;
             scales[e * KEYS + key] = float(#_scales[#_scales_row + at]);
-            biases[e * KEYS + key] =
-                fma(scales[e * KEYS + key], HALF_CODE@, float(#_biases[#_biases_row + at]));
+            biases[e * KEYS + key] = float(#_biases[#_biases_row + at]);
         }
     }
 } else {
@@ -169,9 +168,20 @@ if (#_scales_strides[2] == GROUPS@ && #_scales_strides[3] == 1
         for (int d = 0; d < D@; d += GROUP) {
             @group
             scales[d / GROUP * KEYS + key] = by;
-            biases[d / GROUP * KEYS + key] = fma(by, HALF_CODE@, plus);
+            biases[d / GROUP * KEYS + key] = plus;
         }
     }
+}
+float largest[16] = {0};
+for (int e = 0; e < GROUPS@ * KEYS; e += 16) {
+    for (int u = 0; u < 16; ++u) {
+        largest[u] += abs(scales[e + u]) * float(1 << BITS);
+    }
+}
+// Codes times a scale that overflows, or is none, are what the values are.
+apart = APART@ && zmlx_folded<false>(largest) < INFINITY;
+for (int e = 0; e < GROUPS@ * KEYS && apart; ++e) {
+    biases[e] = fma(scales[e], float((1 << BITS) / 2), biases[e]);
 }
 const auto soon = zmlx_coded_of<W, BITS, SOON_D / PLACES>(SOON, SOON_ROWS);
 const auto cache = zmlx_coded_of<W, BITS, D@ / PLACES>(#, rows_#);
@@ -180,7 +190,7 @@ const auto cache = zmlx_coded_of<W, BITS, D@ / PLACES>(#, rows_#);
 }
 
 _NUMBERS_USE = {
-    "k": "zmlx_dots<ROWS, KEYS, STEPS, W, AT, 1>(part, own, cache, soon);\n",
+    "k": "zmlx_dots<ROWS, KEYS, STEPS, W, AT, 1, false>(part, own, own, cache, soon);\n",
     "v": """\
 constexpr int BLOCK = ROWS <= 4 && STEPS_V % 4 == 0 ? 4 : STEPS_V % 2 == 0 ? 2 : 1;
 for (int e = 0; e < STEPS_V; e += BLOCK) {
@@ -194,11 +204,11 @@ for (int e = 0; e < STEPS_V; e += BLOCK) {
 #: sums would cancel with those of the biases.
 _CODED_USE = {
     "k": """\
-if (FEW) {
-    zmlx_coded_dots<ROWS, KEYS, STEPS, W, AT, PER>(part, own, scales, cache, soon);
+if (apart) {
+    zmlx_dots<ROWS, KEYS, STEPS, W, AT, PER, true>(part, own, scales, cache, soon);
 } else {
     const auto values = zmlx_decoded_of<W, BITS, PER, KEYS>(cache, scales, biases);
-    zmlx_dots<ROWS, KEYS, STEPS, W, AT, PER>(part, own, values, soon);
+    zmlx_dots<ROWS, KEYS, STEPS, W, AT, PER, false>(part, own, scales, values, soon);
 }
 """,
     "v": """\
@@ -211,16 +221,23 @@ for (int r = 0; r < ROWS; ++r) {
         }
         zmlx_floats<W> sums = zmlx_fma<W>(
             zmlx_read<W>(shift + at * W), zmlx_splat<W>(change[r]), zmlx_splat<W>(0.0f));
-        for (int key = 0; key < KEYS; key += W) {
+        for (int key = 0; key < KEYS && apart; key += W) {
             sums = zmlx_fma<W>(
                 zmlx_read<W>(s + r * KEYS + key), zmlx_read<W>(biases + e * KEYS + key), sums);
         }
         zmlx_write<W>(shift + at * W, sums);
     }
 }
-for (int e = 0; e < STEPS_V; e += BLOCK) {
-    zmlx_weigh<ROWS, GROUPS_V * KEYS, STEPS_V, W, BLOCK>(
-        o, scaled + e / PER * KEYS, e, count, cache, soon);
+if (apart) {
+    for (int e = 0; e < STEPS_V; e += BLOCK) {
+        zmlx_weigh<ROWS, GROUPS_V * KEYS, STEPS_V, W, BLOCK>(
+            o, scaled + e / PER * KEYS, e, count, cache, soon);
+    }
+} else {
+    const auto values = zmlx_decoded_of<W, BITS, PER, KEYS>(cache, scales, biases);
+    for (int e = 0; e < STEPS_V; e += BLOCK) {
+        zmlx_weigh<ROWS, KEYS, STEPS_V, W, BLOCK>(o, s, e, count, values, soon);
+    }
 }
 """,
 }
@@ -237,9 +254,9 @@ _ROOM = {
 constexpr int GROUPS = ALONE ? D / GROUP : 1;
 constexpr int GROUPS_V = ALONE ? DV / GROUP : 1;
 constexpr int PER = GROUP / W;
-constexpr bool FEW = ROWS <= 2;
-// What codes leave out of values.
-constexpr float HALF_CODE_V = float((1 << BITS) / 2), HALF_CODE = FEW ? HALF_CODE_V : 0.0f;
+// Whether codes are summed apart from scales and biases, and whether those of this tile are.
+constexpr bool APART = ROWS <= 2, APART_V = true;
+bool apart = false;
 float scales[KEYS * (GROUPS > GROUPS_V ? GROUPS : GROUPS_V)];
 float biases[KEYS * (GROUPS > GROUPS_V ? GROUPS : GROUPS_V)];
 // Scores of codes miss the biases of K times the sums of q in each group.
@@ -261,7 +278,7 @@ for (int e = 0; e < ROWS * GROUPS_V * W; ++e) {
 
 #: What codes alone leave out of scores and of sums of values.
 SHIFT_K = """\
-if (FEW) {
+if (apart) {
     for (int r = 0; r < ROWS; ++r) {
         for (int e = 0; e < GROUPS; ++e) {
             for (int key = 0; key < KEYS; ++key) {

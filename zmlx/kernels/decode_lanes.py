@@ -269,9 +269,13 @@ inline zmlx_floats<W> zmlx_merged(thread zmlx_floats<W>* sums) {
 }
 
 // For each row and key W / AT sums, which add up to own[row] · cache[key]. Meanwhile the rows of
-// `soon` are on their way. AT keys are taken at a time, and STEP steps, which divide STEPS.
-template <int ROWS, int KEYS, int STEPS, int W, int AT, int STEP, typename C, typename Q>
-ZMLX_APART inline void zmlx_dots(thread float* part, thread float* own, C cache, Q soon) {
+// `soon` are on their way. AT keys are taken at a time, and STEP steps, which divide STEPS. If
+// SCALED, what these add is times scales[e / STEP][key]: every row takes a product more for it, and
+// every step of a key one less than if its values were made first.
+template <
+    int ROWS, int KEYS, int STEPS, int W, int AT, int STEP, bool SCALED, typename C, typename Q>
+ZMLX_APART inline void zmlx_dots(
+    thread float* part, thread float* own, thread float* scales, C cache, Q soon) {
     for (int key = 0; key < KEYS; key += AT) {
         zmlx_floats<W> sums[ROWS * AT];
         ZMLX_UNROLL
@@ -283,6 +287,14 @@ ZMLX_APART inline void zmlx_dots(thread float* part, thread float* own, C cache,
             soon.ask(key + k, 0, 1);
         }
         for (int e = 0; e < STEPS; e += STEP) {
+            zmlx_floats<W> added[ROWS * AT];
+            ZMLX_UNROLL
+            for (int i = 0; i < ROWS * AT; ++i) {
+                added[i] = sums[i];
+                if (SCALED) {
+                    added[i] = zmlx_splat<W>(0.0f);
+                }
+            }
             ZMLX_UNROLL
             for (int b = 0; b < STEP; ++b) {
                 zmlx_floats<W> x[AT];
@@ -294,55 +306,16 @@ ZMLX_APART inline void zmlx_dots(thread float* part, thread float* own, C cache,
                 for (int i = 0; i < ROWS * AT; ++i) {
                     const zmlx_floats<W> q =
                         zmlx_read<W>(own + (i / AT * STEPS + e + b) * W);
-                    sums[i] = zmlx_fma<W>(q, x[i % AT], sums[i]);
-                }
-            }
-        }
-        ZMLX_UNROLL
-        for (int r = 0; r < ROWS; ++r) {
-            zmlx_write<W>(
-                part + (r * KEYS + key) * (W / AT), zmlx_merged<W, AT>(sums + r * AT));
-        }
-    }
-}
-
-// The same of codes, with a scale for each PER steps of a key. For few rows: every row of a group
-// takes a product more, and every step of a key one less.
-template <int ROWS, int KEYS, int STEPS, int W, int AT, int PER, typename C, typename Q>
-inline void zmlx_coded_dots(
-    thread float* part, thread float* own, thread float* scales, C codes, Q soon) {
-    for (int key = 0; key < KEYS; key += AT) {
-        zmlx_floats<W> sums[ROWS * AT];
-        ZMLX_UNROLL
-        for (int i = 0; i < ROWS * AT; ++i) {
-            sums[i] = zmlx_splat<W>(0.0f);
-        }
-        ZMLX_UNROLL
-        for (int k = 0; k < AT; ++k) {
-            soon.ask(key + k, 0, 1);
-        }
-        for (int e = 0; e < STEPS; e += PER) {
-            zmlx_floats<W> coded[ROWS * AT];
-            ZMLX_UNROLL
-            for (int i = 0; i < ROWS * AT; ++i) {
-                coded[i] = zmlx_splat<W>(0.0f);
-            }
-            ZMLX_UNROLL
-            for (int b = 0; b < PER; ++b) {
-                ZMLX_UNROLL
-                for (int k = 0; k < AT; ++k) {
-                    const zmlx_floats<W> x = codes.at(key + k, e, b);
-                    ZMLX_UNROLL
-                    for (int r = 0; r < ROWS; ++r) {
-                        const zmlx_floats<W> q = zmlx_read<W>(own + (r * STEPS + e + b) * W);
-                        coded[r * AT + k] = zmlx_fma<W>(q, x, coded[r * AT + k]);
-                    }
+                    added[i] = zmlx_fma<W>(q, x[i % AT], added[i]);
                 }
             }
             ZMLX_UNROLL
             for (int i = 0; i < ROWS * AT; ++i) {
-                const float scale = scales[e / PER * KEYS + key + i % AT];
-                sums[i] = zmlx_fma<W>(zmlx_splat<W>(scale), coded[i], sums[i]);
+                if (SCALED) {
+                    const float scale = scales[e / STEP * KEYS + key + i % AT];
+                    added[i] = zmlx_fma<W>(zmlx_splat<W>(scale), added[i], sums[i]);
+                }
+                sums[i] = added[i];
             }
         }
         ZMLX_UNROLL
