@@ -178,7 +178,7 @@ for (int e = 0; e < GROUPS@ * KEYS; e += 16) {
         largest[u] += abs(scales[e + u]) * float(1 << BITS);
     }
 }
-// Codes times a scale that overflows, or is none, are what the values are.
+// Values that overflow are made first, so that infinities are where the plain op has them.
 apart = APART@ && zmlx_folded<false>(largest) < INFINITY;
 for (int e = 0; e < GROUPS@ * KEYS && apart; ++e) {
     biases[e] = fma(scales[e], float((1 << BITS) / 2), biases[e]);
