@@ -348,6 +348,30 @@ def test_a_chain_of_floor_divisions_has_a_text_of_its_length(tmp_path):
     assert not mx.grad(lambda x: f(x, y).sum())(x).any()
 
 
+def test_floor_division_by_infinity_is_that_of_python():
+    @jit
+    def f(x, y):
+        return x // y
+
+    rows = [(x, y) for x in (-2.5, 3.0, 1e30, math.inf) for y in (math.inf, -math.inf, 2.0, -2.0)]
+    x, y = (mx.array(list(column)) for column in zip(*rows, strict=True))
+    want = [f.function(*row) for row in rows]
+    np.testing.assert_array_equal(f(x, y), np.array(want, np.float32))
+    np.testing.assert_array_equal(f.trace_reference(x, y)[0], np.array(want, np.float32))
+    finite = mx.grad(lambda x: f(x, y).sum())(x)[:12]
+    assert not finite.any()
+
+
+@pytest.mark.parametrize("count", ["n += 2", "n = n + 2", "n = 2 + n", "n = n - -2"])
+def test_a_loop_that_counts_needs_no_bound(count, tmp_path):
+    text = f"def f(x):\n    n = 0\n    while n < 9 and x > 0:\n        x = x - 1\n        {count}\n"
+    f = jit(function_from_text(text + "    return x + n\n", tmp_path))
+    x = mx.array([0.5, 3.5, 100.0])
+    want = [f.function(v) for v in x.tolist()]
+    assert f(x).tolist() == want
+    assert f.trace_reference(x)[0].tolist() == want
+
+
 def test_types_can_be_given_for_the_inputs():
     def twice(x):
         return x + x

@@ -55,6 +55,22 @@ def _endless_counter(x):
     return n
 
 
+def _other_counter(x):
+    n, m = 0, 0
+    while n < 10:
+        n = m + 1
+        x += n
+    return x
+
+
+def _product_counter(x):
+    n = 1
+    while n < 10:
+        n = n * 2
+        x += n
+    return x
+
+
 def _over_list(x):
     for v in [1, 2]:
         x += v
@@ -242,6 +258,8 @@ REFUSED = [
     (_unassigned_after_loop, "return y", "'y' may be read before it is assigned"),
     (_endless, "while x < 10", "this 'while' might not end"),
     (_endless_counter, "while n < 10", "this 'while' might not end"),
+    (_other_counter, "while n < 10", "this 'while' might not end"),
+    (_product_counter, "while n < 10", "this 'while' might not end"),
     (_over_list, "for v in [1, 2]", "a 'for' loop must be over range"),
     (_float_range, "for i in range(x)", "a bound of range must be an int but is a float"),
     (_subscript, "return x[0]", "a 'Subscript' expression is not supported"),

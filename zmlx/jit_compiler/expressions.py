@@ -265,9 +265,12 @@ class Expressions:
         if not floats:
             return _int(operator, x, y)
         if operator == "//":
-            # Exact: what is left after the remainder is a multiple of y up to rounding.
+            # Exact: what is left after the remainder is a multiple of y up to rounding. An infinite
+            # remainder is y itself, of the other sign than x.
             x, y = self.short(x), self.short(y)
-            return call("round", call("/", call("-", x, call("%", x, y)), y))
+            rest = self.short(call("%", x, y))
+            multiple = call("round", call("/", call("-", x, rest), y))
+            return choose(call("isinf", rest), ir.constant(-1.0), multiple)
         return call(operator, x, y)
 
     def short(self, value: Value) -> Value:

@@ -340,7 +340,7 @@ class Frontend(Expressions):
                 "this 'while' might not end",
                 "a GPU would hang. Give the decorator a bound, @jit(bound=100), or count: compare"
                 " an int with a literal, `while n < 100 and …`, and increase it in the body,"
-                " `n += 1`, without `continue`",
+                " `n += 1` or `n = n + 1`, without `continue`",
             )
         self.block.append(ir.While(test, body, None if counted else self.bound))
 
@@ -376,18 +376,39 @@ def _counter(node: ast.While) -> str | None:
         limit, variable = _integer(test.comparators[0]), test.left.id
         own = [n for n in stores if n.id == variable]
         for s in node.body:
-            if not (isinstance(s, ast.AugAssign) and own == [s.target]):
+            target, step = _counted(s)
+            if limit is None or step is None or own != [target]:
                 continue
-            step = _integer(s.value)
-            if limit is None or step is None or not isinstance(s.op, (ast.Add, ast.Sub)):
-                continue
-            step = step if isinstance(s.op, ast.Add) else -step
             ahead = step > 0 and isinstance(test.ops[0], (ast.Lt, ast.LtE))
             behind = step < 0 and isinstance(test.ops[0], (ast.Gt, ast.GtE))
             # Past the limit it must not wrap around.
             if (ahead or behind) and abs(limit + step) < 2**31:
                 return variable
     return None
+
+
+def _counted(node: ast.stmt) -> tuple[ast.expr | None, int | None]:
+    """The target of `n += 1`, `n = n + 1` and their like, and by how much it changes."""
+    if isinstance(node, ast.AugAssign):
+        target, op, by = node.target, node.op, node.value
+    elif (
+        isinstance(node, ast.Assign)
+        and len(node.targets) == 1
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.BinOp)
+    ):
+        target, op, by = node.targets[0], node.value.op, node.value.right
+        first = node.value.left
+        if isinstance(op, ast.Add) and _integer(first) is not None:
+            first, by = by, first
+        if not (isinstance(first, ast.Name) and first.id == target.id):
+            return None, None
+    else:
+        return None, None
+    step = _integer(by)
+    if step is None or not isinstance(op, (ast.Add, ast.Sub)):
+        return None, None
+    return target, step if isinstance(op, ast.Add) else -step
 
 
 def _integer(node: ast.expr) -> int | None:
