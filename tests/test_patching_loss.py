@@ -48,8 +48,13 @@ def test_the_loss_of_a_patched_model_is_mlx_lms(name, path):
     (after, count), ours = mnn.value_and_grad(model, zmlx.lm_loss)(model, BATCH, LENGTHS)
     assert count.item() == tokens.item()
     assert after.item() == pytest.approx(before.item(), rel=1e-5)
-    for (key, a), (_, b) in zip(tree_flatten(gradients), tree_flatten(ours), strict=True):
-        assert mx.abs(a - b).max().item() <= 2e-5 * max(mx.abs(a).max().item(), 1e-3), key
+    # A gradient that is nothing but rounding, as that of a scale before a norm, is small against
+    # the largest.
+    pairs = list(zip(tree_flatten(gradients), tree_flatten(ours), strict=True))
+    largest = max(mx.abs(a).max().item() for (_, a), _ in pairs)
+    for (key, a), (_, b) in pairs:
+        size = max(mx.abs(a).max().item(), 0.01 * largest)
+        assert mx.abs(a - b).max().item() <= 2e-5 * size, key
     zmlx.unpatch(model)
     assert zmlx.lm_loss(model, BATCH, LENGTHS)[0].item() == pytest.approx(before.item(), rel=1e-5)
 
