@@ -82,6 +82,37 @@ def test_a_given_derivative_is_used():
     close(mx.grad(lambda a: h(a, Y).sum())(X), mx.full(X.shape, 5.0))
 
 
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+def test_a_given_derivative_is_used_under_every_transform(target):
+    f = unary_from_expr("floor(x)", derivative="1 + x")
+    g = nary_from_expr(
+        "a * b", ("a", "b"), gradients={"a": "clip(dy * b, -1, 1)", "b": "3 * dy * a"}
+    )
+    b, dy = Y[0], mx.random.normal(X.shape)
+    with zmlx.target(target):
+        close(f(X), mx.floor(X))
+        close(mx.grad(lambda x: f(x).sum())(X), 1 + X)
+        close(mx.compile(mx.grad(lambda x: f(x).sum()))(X), 1 + X)
+        close(mx.vmap(mx.grad(lambda x: f(x).sum()))(X), 1 + X)
+        close(mx.grad(lambda x: mx.vmap(f)(x).sum())(X), 1 + X)
+        close(mx.grad(lambda x: mx.vmap(mx.vmap(f, in_axes=1))(x[None]).sum())(X), 1 + X)
+        close(mx.jvp(f, [X], [dy])[1][0], dy * (1 + X))
+        close(mx.vmap(lambda x, t: mx.jvp(f, [x], [t])[1][0])(X, dy), dy * (1 + X))
+        close(mx.grad(lambda x: mx.grad(lambda x: f(x).sum())(x).sum())(X), mx.ones(X.shape))
+        for call in (g, mx.vmap(g, in_axes=(0, None)), mx.vmap(g, in_axes=(1, 0), out_axes=1)):
+            da, db = mx.grad(lambda a, b, h=call: (h(a, b) * dy).sum(), argnums=(0, 1))(X, b)
+            close(da, mx.clip(dy * b, -1, 1))
+            close(db, (3 * dy * X).sum(axis=0))
+        # Of the rule as it is at a cotangent of 0.
+        close(mx.jvp(g, [X, b], [dy, b])[1][0], dy * b + 3 * X * b)
+
+
+def test_a_given_derivative_is_not_lost_in_a_shapeless_compile():
+    f = unary_from_expr("floor(x)", derivative="1", name="through")
+    with pytest.raises(ValueError, match=r"\[through\] a function with given derivatives must not"):
+        mx.compile(mx.grad(lambda x: f(x).sum()), shapeless=True)(X)
+
+
 def test_transforms_of_an_expression():
     f = zmlx.expression("x * tanh(y)")
     close(mx.vmap(f, in_axes=(0, None))(X, Y[0]), X * mx.tanh(Y[0]))

@@ -152,12 +152,46 @@ def _returned(x) -> int:
     return x * 0.5
 
 
-def _too_big(x):
-    return x + 3000000000
+def _too_big(n: int):
+    return n + 3000000000
 
 
-def _overflow(x):
-    return x * 2**31
+def _overflow(n: int):
+    return n * 2**31
+
+
+def _too_big_to_compare(n: int):
+    return n < 2**31
+
+
+def _too_big_to_assign(x):
+    n = 2**31 + 1
+    return x * n
+
+
+def _too_big_for_float(x):
+    return x * 10**39
+
+
+def _power_of_a_variable(n: int):
+    return n & (2**n - 1)
+
+
+def _list_value(x):
+    a = [x, x + 1]
+    return a
+
+
+def _shape(x):
+    return x.shape
+
+
+def _method_of_array(x):
+    return x.sum()
+
+
+def _generator(x):
+    yield x
 
 
 def _division(x):
@@ -206,8 +240,8 @@ def _one_for_none(x) -> tuple[()]:
     return x
 
 
-def _shift(x):
-    return x + (1 << 40)
+def _shift(n: int):
+    return n + (1 << 40)
 
 
 def _tower(x):
@@ -280,6 +314,14 @@ REFUSED = [
     (_returned, "return x * 0.5", "int is declared but a float is returned"),
     (_too_big, "3000000000", "3000000000 is outside the range of a 32-bit int"),
     (_overflow, "2**31", "2147483648 is outside the range of a 32-bit int"),
+    (_too_big_to_compare, "n < 2**31", "2147483648 is outside the range of a 32-bit int"),
+    (_too_big_to_assign, "n = 2**31 + 1", "2147483649 is outside the range of a 32-bit int"),
+    (_too_big_for_float, "10**39", "an int of 130 bits is outside the range of float"),
+    (_power_of_a_variable, "2**n", "1 << n is 2 ** n"),
+    (_list_value, "a = [x", "'a' cannot take 2 values"),
+    (_shape, "x.shape", "'x' is one number and has no 'shape'"),
+    (_method_of_array, "x.sum()", "'x' is one number and has no 'sum'"),
+    (_generator, "yield x", "a 'Yield' expression is not supported"),
     (_division, "1 // 0", "1 // 0 is not possible"),
     (_lambda, "lambda", "a 'Lambda' expression is not supported"),
     (_tuple_value, "inner(x, x)", "2 outputs cannot stand for one value"),
@@ -288,7 +330,7 @@ REFUSED = [
     (_float_loop_variable, "for i in range(3)", "the loop variable 'i' must stay an int"),
     (_empty, "return ()", "a return without a value is not supported"),
     (_one_for_none, "return x", "1 values are returned but elsewhere 0"),
-    (_shift, "1 << 40", "1 << 40 is outside the range of a 32-bit int"),
+    (_shift, "1 << 40", "1099511627776 is outside the range of a 32-bit int"),
     (_tower, "9**9**9", "9 ** 387420489 is outside the range of a 32-bit int"),
     (_huge_shift, "2**30", "1 << 1073741824 is outside the range of a 32-bit int"),
     (_many_digits, "MANY_DIGITS", "an int of 16610 bits is outside the range of a 32-bit int"),
@@ -335,8 +377,45 @@ def test_a_lambda_is_refused():
 
     def in_a_line(x): return compile_function(lambda y: y)  # fmt: skip
 
-    with pytest.raises(ValueError, match="'<lambda>' must be a plain `def`"):
+    with pytest.raises(ValueError, match=r"'<lambda>' at .*, line .*must be a plain `def`"):
         in_a_line(1.0)
+
+
+@pytest.mark.parametrize("what", [int, len, jit(_plain), functools.partial(_plain), 3])
+def test_what_is_no_python_function_is_refused(what):
+    with pytest.raises(TypeError, match=r"^\[jit\] 'function' must be a Python function but got"):
+        jit(what)
+
+
+def test_a_method_is_refused_and_a_static_one_is_a_function():
+    with pytest.raises(ValueError, match=r"a method is not supported at .*: make it a function"):
+
+        class Refused:
+            @jit
+            def f(self, x):
+                return x
+
+    class Taken:
+        @staticmethod
+        @jit
+        def f(x):
+            return 2 * x
+
+    assert Taken().f(mx.array([1.0])).tolist() == [2]
+
+
+@pytest.mark.parametrize("value", [[1.0, 2.0], "1", None])
+def test_what_is_neither_a_number_nor_an_array_is_refused(value):
+    with pytest.raises(TypeError, match=r"^\[_plain\] 'x' must be an mx.array but got "):
+        jit(_plain)(value)
+
+
+def test_recursion_is_refused_where_the_function_has_no_name_yet():
+    with pytest.raises(ValueError, match=r"recursion is not supported at .* column 40"):
+
+        @jit
+        def f(n: int):
+            return 1 if n < 2 else n * f(n - 1)
 
 
 def test_the_line_of_an_indented_function_is_its_own():
@@ -370,6 +449,17 @@ def test_a_decorator_above_jit_is_not_jit_s():
 
     assert calls == ["f"]
     assert f(mx.array([2.0])).tolist() == [2]
+
+
+def test_a_loop_that_a_break_leaves_needs_a_return_after_it():
+    with pytest.raises(ValueError, match="'f' may end without a return"):
+
+        @jit(bound=9)
+        def f(x):
+            while True:
+                if x > 0:
+                    break
+                return x
 
 
 @pytest.mark.parametrize("types", [3, 0, "x", [("x", "int")]])

@@ -45,7 +45,7 @@ from .expr.parse import METAL_WORDS, is_reserved
 from .metal import scalar
 from .pattern import DtypeRule, Number, PatternKernel
 from .targets import cpu
-from .transforms import Arrays, Reference, Rule, custom_function
+from .transforms import Arrays, Reference, Rule, custom_function, declared
 
 _COLUMN_SUM = PatternKernel(
     "sum_rows", Columnwise((Operand("x"),), (Output("y", "x"),)), (mx.float32,)
@@ -210,6 +210,7 @@ class ExpressionFunction(BroadcastFunction):
         self._names = tuple(written[n] for n in inputs)
         self._outputs = {written[y]: body(e) for y, e in outputs.items()}
         self._lets = Block(tuple((written[n], body(e)) for n, e in lets.lets))
+        self._gradients_given = gradients is not None
         if gradients is None:
             self._gradient_lets, self._gradients = self._lets.gradient(
                 [self._outputs[written[y]] for y in self._cotangents],
@@ -264,17 +265,35 @@ class ExpressionFunction(BroadcastFunction):
             which = tuple(sorted(wanted))
             return scattered(backward(which)(*primals, *some), which, primals, kinds)
 
-        return PatternKernel(
-            self.name,
-            elementwise_pattern(
-                operands,
-                tuple(Output(y, e.metal(), each) for y, e in self._outputs.items()),
-                _lets(self._lets),
-            ),
-            tuple(mx.bool_ if e.is_condition else rule for e in self.outputs.values()),
-            header=_header(self._lets, self._outputs.values()),
-            vjp=vjp if self._cotangents else None,
-        )
+        def kernel(vjp: Rule | None, reference: Reference | None = None) -> PatternKernel:
+            return PatternKernel(
+                self.name,
+                elementwise_pattern(
+                    operands,
+                    tuple(Output(y, e.metal(), each) for y, e in self._outputs.items()),
+                    _lets(self._lets),
+                ),
+                tuple(mx.bool_ if e.is_condition else rule for e in self.outputs.values()),
+                header=_header(self._lets, self._outputs.values()),
+                vjp=vjp,
+                reference=reference,
+            )
+
+        if not self._cotangents:
+            return kernel(None)
+        if not self._gradients_given:
+            return kernel(vjp)
+        given = declared(self.name, kernel(None).evaluate, vjp)
+
+        def reference(*inputs: mx.array) -> Arrays:
+            if cpu.maybe_tracing(inputs) == cpu.DYNAMIC:
+                raise ValueError(
+                    f"[{self.name}] a function with given derivatives must not be traced by "
+                    "mx.compile(shapeless=True), where MLX has no custom derivatives."
+                )
+            return given(*inputs)
+
+        return kernel(vjp, reference)
 
 
 def each_kind(kinds: Sequence[str]) -> str:
@@ -417,7 +436,9 @@ def nary_from_expr(
         inputs: the names of the arguments, in order.
         lets: shared parts, as `t = x * x; u = exp(t)`.
         gradients: input names to the expression of their gradient, in terms of the inputs, the lets
-            and the cotangents `d<output>` (`dy` for a single expression). Default: derived.
+            and the cotangents `d<output>` (`dy` for a single expression). Default: derived. A
+            function with given gradients cannot be traced by `mx.compile(shapeless=True)`, as none
+            with a `mx.custom_function` can; `mx.jvp` transposes them.
         name: prefix of the kernel's name.
     """
     check_identifier("expression", "name", name)
@@ -513,7 +534,8 @@ def differentiable(
         forward: arrays to an array or a tuple of arrays.
         vjp: see `zmlx.transforms`.
         reference: the same function in plain MLX, used inside a shapeless compile and with the
-            target "reference"; it returns the output, or a tuple of several.
+            target "reference"; it returns the output, or a tuple of several. There its own
+            derivative counts, not `vjp`: they must be the same.
         name: names the function in errors.
     """
     for argument, given in (("forward", forward), ("vjp", vjp), ("reference", reference)):

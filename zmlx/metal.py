@@ -393,7 +393,7 @@ def kernel(
             own vjp or reference is not shared.
         reference: the same function in plain MLX, which `vmap`, `jvp` and second-order gradients
             use, a shapeless compile, and the target "reference"; it returns the output, or a tuple
-            of several.
+            of several. There its own derivative counts, not `vjp`: they must be the same.
     """
     for argument, function in (("vjp", vjp), ("reference", reference)):
         if function is not None and not callable(function):

@@ -168,13 +168,91 @@ def custom_function(
 
     @wrapped.vjp
     def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
-        # MLX passes the bare array where there is only one.
         one = isinstance(primals, mx.array)
-        primals = (primals,) if one else tuple(primals)
-        cotangents = (cotangents,) if isinstance(cotangents, mx.array) else tuple(cotangents)
-        outputs = (outputs,) if isinstance(outputs, mx.array) else tuple(outputs)
-        wanted = range(len(primals))
-        gradients = complete(name, rule(primals, cotangents, outputs, wanted), primals, wanted)
-        return gradients[0] if one else tuple(gradients)
+        primals, cotangents, outputs = map(_several, (primals, cotangents, outputs))
+        gradients = _all_gradients(name, rule, primals, cotangents, outputs)
+        return gradients[0] if one else gradients
 
     return wrapped
+
+
+def declared(name: str, reference: Reference, rule: Rule) -> Reference:
+    """`reference` with the derivatives that `rule` gives, under whatever transform reaches it.
+
+    MLX's custom functions lose their rule when they are mapped, unless what maps them returns
+    another custom function. Forward mode transposes the rule, which is a gradient's: the rule's own
+    gradient in the cotangents, at 0. A shapeless trace has no custom functions.
+    """
+    wrapped = mx.custom_function(lambda *arrays: tuple(reference(*arrays)))
+
+    @wrapped.vjp
+    def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
+        one = isinstance(primals, mx.array)
+        primals, cotangents, outputs = map(_several, (primals, cotangents, outputs))
+        gradients = _all_gradients(name, rule, primals, cotangents, outputs)
+        return gradients[0] if one else gradients
+
+    @wrapped.jvp
+    def _(primals: Any, tangents: Any) -> Any:
+        primals, tangents = _several(primals), _several(tangents)
+        outputs = tuple(reference(*primals))
+        moved = [i for i, t in enumerate(tangents) if t is not None]
+
+        def gradients(*cotangents: mx.array) -> list[mx.array]:
+            found = _all_gradients(name, rule, primals, cotangents, outputs)
+            return [found[i] for i in moved]
+
+        zeros = [mx.zeros_like(y) for y in outputs]
+        return mx.vjp(gradients, zeros, [tangents[i] for i in moved])[1]
+
+    @wrapped.vmap
+    def _(inputs: Any, axes: Any) -> Any:
+        inputs, axes = _several(inputs), _several(axes)
+        outputs = declared(name, *_mapped(name, reference, rule, axes))(*inputs)
+        return list(outputs), [0] * len(outputs)
+
+    def function(*inputs: mx.array) -> Arrays:
+        return _several(wrapped(*inputs))
+
+    return function
+
+
+def _mapped(
+    name: str, reference: Reference, rule: Rule, axes: Sequence[int | None]
+) -> tuple[Reference, Rule]:
+    """A reference and its rule, mapped over these axes of the inputs, and 0 of the outputs."""
+
+    def of_all(*inputs: mx.array) -> Arrays:
+        return tuple(mapped(lambda *xs: list(reference(*xs)), inputs, axes))
+
+    def rule_of_all(
+        primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Sequence[int]
+    ) -> list[mx.array]:
+        n, m = len(primals), len(outputs)
+
+        def gradients(*arrays: mx.array) -> list[mx.array]:
+            xs, dys, ys = arrays[:n], arrays[n : n + m], arrays[n + m :]
+            return list(_all_gradients(name, rule, xs, dys, ys))
+
+        arrays = (*primals, *cotangents, *outputs)
+        found = mapped(gradients, arrays, (*axes, *(0,) * (2 * m)))
+        return [
+            g.sum(axis=0) if a is None else mx.moveaxis(g, 0, a)
+            for g, a in zip(found, axes, strict=True)
+        ]
+
+    return of_all, rule_of_all
+
+
+def _several(x: Any) -> tuple[Any, ...]:
+    """What MLX passes bare where there is only one, as a tuple."""
+    return tuple(x) if isinstance(x, (tuple, list)) else (x,)
+
+
+def _all_gradients(
+    name: str, rule: Rule, primals: Arrays, cotangents: Arrays, outputs: Arrays
+) -> Arrays:
+    """The checked gradients of every input."""
+    wanted = range(len(primals))
+    gradients = rule(primals, cotangents, outputs, wanted)
+    return tuple(complete(name, gradients, primals, wanted))

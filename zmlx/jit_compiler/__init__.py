@@ -15,7 +15,8 @@ shows the line.
 
 A number from outside is read when the function is compiled. Where Python raises, a float comes out
 as from MLX (1 / 0 is inf) and an int is undefined: ints have 32 bits, and neither overflow nor
-division by zero is noticed. max and min of floats are NaN if either argument is.
+division by zero is noticed. An int to the power of a variable is a float. max and min of floats
+are NaN if either argument is.
 
 `source`, `frontend` and `expressions` read Python into the typed form of `ir`; `emit` writes it as
 Metal, with derivatives by forward mode; `reference` runs it in plain MLX.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from numbers import Number
 from typing import TYPE_CHECKING, Any, overload
 
 from ..arguments import check_integer
@@ -78,7 +79,7 @@ class JitFunction:
         float result has the promoted dtype of the float arguments that are arrays, or float32
         without any. Gradients by forward mode.
         """
-        if not any(hasattr(a, "dtype") for a in (*arguments, *named.values())):
+        if all(isinstance(a, Number) for a in (*arguments, *named.values())):
             return self.function(*arguments, **named)
         if named:
             try:

@@ -46,6 +46,11 @@ def derivative_name(variable: str, of: str) -> str:
     return f"{variable}_d_{of}"
 
 
+def ascii_name(text: str) -> str:
+    """A Python name as one of Metal's."""
+    return "".join(c if c.isascii() else "_" for c in text)
+
+
 class _Emitter:
     """One function, with derivatives in `inputs` or without any."""
 
@@ -103,8 +108,7 @@ class _Emitter:
         self.statements(p.body)
         parameters = ", ".join(f"{t} {self.parameter(n)}" for n, t in p.inputs.items())
         body = "\n".join(self.lines)
-        ascii_name = "".join(c if c.isascii() else "_" for c in p.name)
-        stem = f"jit_{ascii_name}" + ("_derivatives" if self.inputs else "")
+        stem = f"jit_{ascii_name(p.name)}" + ("_derivatives" if self.inputs else "")
         key = f"{stem} {results} {parameters}\n{body}"
         digest = hashlib.sha256(key.encode()).hexdigest()[:8]
         self_name = f"{stem}_{digest}"

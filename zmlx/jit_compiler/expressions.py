@@ -85,6 +85,12 @@ def _int(operator: str, *args: Value) -> Value:
     return Value("int", "int", tuple(ir.convert(a, "int") for a in args), operator)
 
 
+def _shown(value: int | float) -> str:
+    """A number for an error: Python writes no int of more than some thousand digits."""
+    large = isinstance(value, int) and value.bit_length() >= 128
+    return f"an int of {int(value).bit_length()} bits" if large else f"{value}"
+
+
 class Expressions:
     """The part of the frontend that translates expressions."""
 
@@ -117,7 +123,12 @@ class Expressions:
         return (self.value(node),)
 
     def value(self, node: ast.expr) -> Value:
-        """The value of an expression."""
+        """The value of an expression; an int is one of 32 bits."""
+        return self.narrow(self.wide(node), node)
+
+    def wide(self, node: ast.expr) -> Value:
+        """The same, but a constant may be an int of any size: an operand of what is computed here
+        or of a float."""
         handler = getattr(self, "_of_" + type(node).__name__, None)
         if handler is None:
             self.source.fail(node, f"a {type(node).__name__!r} expression is not supported")
@@ -148,15 +159,35 @@ class Expressions:
     def _of_Constant(self, node: ast.Constant) -> Value:
         if not isinstance(node.value, (bool, int, float)):
             self.source.fail(node, f"the constant {node.value!r} is not supported")
-        return self.literal(node.value, node)
+        return self.wide_literal(node.value, node)
+
+    def wide_literal(self, value: bool | int | float, node: ast.AST) -> Value:
+        """A constant, which may be an int of any reasonable size."""
+        wide = type(value) is int and value.bit_length() <= 1024
+        return ir.constant(value) if wide else self.literal(value, node)
+
+    def narrow(self, value: Value, node: ast.AST) -> Value:
+        """`value`, whose range is checked if it is a constant."""
+        return self.literal(ir.number(value), node) if value.op == "const" else value
+
+    def pair(self, x: Value, y: Value, node: ast.AST, floats: bool = False) -> tuple[Value, Value]:
+        """Two operands, checked; a constant is a float where the other, or the result, is one."""
+        floats = floats or "float" in (x.type, y.type)
+        nodes = (node.left, node.right) if isinstance(node, ast.BinOp) else (node, node)
+
+        def checked(v: Value, node: ast.AST) -> Value:
+            if v.op == "const" and v.type == "int" and floats:
+                if abs(ir.number(v)) >= 2**128:
+                    self.source.fail(node, f"{_shown(ir.number(v))} is outside the range of float")
+                v = ir.convert(v, "float")
+            return self.narrow(v, node)
+
+        return checked(x, nodes[0]), checked(y, nodes[1])
 
     def literal(self, value: bool | int | float, node: ast.AST) -> Value:
         """A constant within the range of its Metal type."""
         if type(value) is int and not -(2**31) <= value < 2**31:
-            # Python writes no int of more than some thousand digits.
-            bits = value.bit_length()
-            what = f"{value}" if bits < 256 else f"an int of {bits} bits"
-            self.source.fail(node, f"{what} is outside the range of a 32-bit int")
+            self.source.fail(node, f"{_shown(value)} is outside the range of a 32-bit int")
         big = math.isfinite(value) and abs(value) >= 2.0**128 - 2.0**103
         if isinstance(value, float) and (big or 0 < abs(value) <= 2.0**-150):
             self.source.fail(node, f"{value} is outside the range of float")
@@ -190,8 +221,13 @@ class Expressions:
             try:
                 return resolve(self.function, node.id)
             except KeyError:
+                if node.id == self.source.name:
+                    self.source.fail(node, "recursion is not supported")
                 self.source.fail(node, f"unknown name {node.id!r}")
         if isinstance(node, ast.Attribute):
+            variable = node.value.id if isinstance(node.value, ast.Name) else None
+            if variable in self.inputs or variable in self.assigned:
+                self.source.fail(node, f"{variable!r} is one number and has no {node.attr!r}")
             base = self.resolved(node.value)
             if is_module(base):
                 if not hasattr(base, node.attr):
@@ -209,25 +245,22 @@ class Expressions:
                 f" {type(value).__name__}",
                 "pass arrays as inputs",
             )
-        return self.literal(number, node)
+        return self.wide_literal(number, node)
 
     # Operators
 
     def _of_UnaryOp(self, node: ast.UnaryOp) -> Value:
         if isinstance(node.op, ast.Not):
             return self.condition(node)
-        number = node.operand.value if isinstance(node.operand, ast.Constant) else None
-        if isinstance(node.op, ast.USub) and type(number) is int:
-            return self.literal(-number, node)  # -2147483648 is an int, what it negates is none
-        value = self.value(node.operand)
+        value = self.wide(node.operand)  # -2147483648 is an int, what it negates is none
         if isinstance(node.op, ast.UAdd):
             return ir.convert(value, ir.join(value.type, "int"))
         if isinstance(node.op, ast.Invert):
             if value.type == "float":
                 self.source.fail(node, "~ needs an int but got a float")
-            return _int("~", value)
+            return _int("~", self.narrow(value, node))
         if value.op == "const" and value.type != "bool":
-            return self.literal(-ir.number(value), node)
+            return ir.constant(-ir.number(value))
         return call("neg", value) if value.type == "float" else _int("neg", value)
 
     def _of_BinOp(self, node: ast.BinOp) -> Value:
@@ -236,11 +269,11 @@ class Expressions:
         while isinstance(node.left, ast.BinOp):
             node = node.left
             spine.append(node)
-        result = self.value(node.left)
+        result = self.wide(node.left)
         for node in reversed(spine):
             if isinstance(node.op, ast.MatMult):
                 self.source.fail(node, "@ is not supported")
-            result = self.binary(_BINARY[type(node.op)], result, self.value(node.right), node)
+            result = self.binary(_BINARY[type(node.op)], result, self.wide(node.right), node)
         return result
 
     def binary(self, operator: str, x: Value, y: Value, node: ast.AST) -> Value:
@@ -248,13 +281,19 @@ class Expressions:
         floats = "float" in (x.type, y.type)
         if x.op == y.op == "const" and not floats and operator != "/":
             return self.folded(operator, ir.number(x), ir.number(y), node)
+        x, y = self.pair(x, y, node, floats=operator == "/")
         if operator in ("<<", ">>", "&", "|", "^"):
             if floats:
-                self.source.fail(node, f"{operator} needs ints but got a float")
+                parts = (p for v in (x, y) for p in ir.ordered(v, lambda v: v.args))
+                powers = any(p.op == "call" and p.text == "pow" for p in parts)
+                hint = "an int to the power of a variable is a float; 1 << n is 2 ** n"
+                what = f"{operator} needs ints but got a float"
+                self.source.fail(node, what, hint if powers else "")
             if x.type == y.type == "bool" and operator in "&|^":
                 name = {"&": "&&", "|": "||"}.get(operator)
                 return call(name, x, y) if name else compare("!=", x, y)
-            return _int(operator, x, y)
+            # Beyond all bits, Python goes on shifting in the sign.
+            return _int(operator, x, self.at_most_31(y) if operator == ">>" else y)
         if operator == "/":
             return call("/", x, y)
         if operator == "**":
@@ -270,8 +309,19 @@ class Expressions:
             x, y = self.short(x), self.short(y)
             rest = self.short(call("%", x, y))
             multiple = call("round", call("/", call("-", x, rest), y))
-            return choose(call("isinf", rest), ir.constant(-1.0), multiple)
+            result = choose(call("isinf", rest), ir.constant(-1.0), multiple)
+            if y.op == "const" and ir.number(y):
+                return result
+            zero = compare("==", y, ir.constant(0.0))
+            return choose(zero, call("floor", call("/", x, y)), result)
         return call(operator, x, y)
+
+    def at_most_31(self, value: Value) -> Value:
+        """An int, or 31 where that is less."""
+        most = ir.constant(31)
+        if value.op == "const":
+            return min(value, most, key=ir.number)
+        return _int("min", value, most)
 
     def short(self, value: Value) -> Value:
         """`value` as a variable, since what is written twice doubles the text at every step of a
@@ -282,13 +332,14 @@ class Expressions:
     def folded(self, operator: str, x: Any, y: Any, node: ast.AST) -> Value:
         """An operation on two ints or bools that are known, as Python does it."""
         # Python would compute, for minutes, an int that has no place here.
-        if y >= 32 and abs(x) > {"**": 1, "<<": 0}.get(operator, math.inf):
+        bits = {"**": abs(x).bit_length() * y, "<<": y}.get(operator, 0)
+        if bits > 1024 and abs(x) > {"**": 1, "<<": 0}[operator]:
             self.source.fail(node, f"{x} {operator} {y} is outside the range of a 32-bit int")
         try:
             value = _FOLD[operator](x, y)
         except (ArithmeticError, ValueError) as error:
             self.source.fail(node, f"{x} {operator} {y} is not possible", str(error))
-        return self.literal(value, node)
+        return self.wide_literal(value, node)
 
     def _of_BoolOp(self, node: ast.BoolOp) -> Value:
         values = [self.value(v) for v in node.values]
@@ -302,12 +353,13 @@ class Expressions:
         return result
 
     def _of_Compare(self, node: ast.Compare) -> Value:
-        operands = [self.value(e) for e in (node.left, *node.comparators)]
+        operands = [self.wide(e) for e in (node.left, *node.comparators)]
         result: Value | None = None
         for i, op in enumerate(node.ops):
             if type(op) not in _COMPARE:
                 self.source.fail(node, f"{type(op).__name__!r} is not supported")
-            one = compare(_COMPARE[type(op)], operands[i], operands[i + 1])
+            x, y = self.pair(operands[i], operands[i + 1], node)
+            one = compare(_COMPARE[type(op)], x, y)
             result = one if result is None else call("&&", result, one)
         assert result is not None
         return result

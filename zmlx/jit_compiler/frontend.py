@@ -24,6 +24,8 @@ from .source import Source
 _MACRO = re.compile(r"__.*|_[A-Z].*|[A-Z0-9_]{2,}|(zmlx|zk)_.*")
 #: Words of C++ that Metal, which is older, has as names.
 _WORDS = ("char8_t", "char16_t", "char32_t", "co_await", "co_return", "co_yield", "wchar_t")
+#: What `_d_` between a variable and an input could be taken for.
+_DERIVATIVE = re.compile(r"(?<=_)d(?=_|$)|^d(?=_)")
 _PYTHON_TYPES = {"float": "float", "int": "int", "bool": "bool", "array": "float"}
 
 
@@ -87,7 +89,10 @@ class Frontend(Expressions):
             if extra is not None:
                 self.source.fail(extra, f"{what} are not supported", "every parameter is an input")
         found = {}
+        owner = getattr(self.function, "__qualname__", "").rpartition(".")[0]
         for p in (*a.posonlyargs, *a.args, *a.kwonlyargs):
+            if p.arg == "self" and owner and not owner.endswith("<locals>"):
+                self.source.fail(p, "a method is not supported", "make it a function, or static")
             declared = self.annotation(p.annotation) if p.annotation else "float"
             found[p.arg] = types.get(p.arg, declared)
             if found[p.arg] not in ir.TYPES:
@@ -106,7 +111,7 @@ class Frontend(Expressions):
         """The type that an annotation names."""
         text = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            text = node.value
+            text = node.value.rpartition(".")[2]
         if text not in _PYTHON_TYPES:
             self.source.fail(node, "an annotation must be float, int, bool or mx.array")
         return _PYTHON_TYPES[text]
@@ -127,9 +132,8 @@ class Frontend(Expressions):
         taken = taken_names(self.inputs)
         for n in (*self.inputs, *sorted(self.assigned - self.inputs.keys())):
             text = n if n.isascii() else "v" + "".join(f"{ord(c):x}" for c in n)
+            text = _DERIVATIVE.sub("D", text)
             text = f"v{text}" if _MACRO.fullmatch(text) else text
-            # `_d_` marks derivatives.
-            text = text.replace("_d_", "_D_")
             while (
                 is_reserved(text)
                 or is_function(text)
@@ -203,8 +207,11 @@ class Frontend(Expressions):
         pass
 
     def _on_Expr(self, node: ast.Expr) -> None:
-        if not (isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)):
-            self.source.fail(node, "a value that nothing takes is not supported")
+        if isinstance(node.value, ast.Constant):
+            return  # a docstring, or `...`
+        if isinstance(node.value, (ast.Yield, ast.YieldFrom, ast.Await)):
+            self.value(node.value)
+        self.source.fail(node, "a value that nothing takes is not supported")
 
     def _on_Assign(self, node: ast.Assign) -> None:
         self.store(node.targets, node.value, node)
@@ -233,6 +240,9 @@ class Frontend(Expressions):
             values = tuple(self.temporary(v) for v in values)
         for target in targets:
             parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
+            if isinstance(target, ast.Name) and width > 1:
+                what = f"{target.id!r} cannot take {width} values"
+                self.source.fail(target, what, "a variable is one number")
             if len(parts) != width:
                 self.source.fail(target, f"{len(parts)} targets cannot take {width} values")
             for part, v in zip(parts, values, strict=True):
@@ -331,7 +341,8 @@ class Frontend(Expressions):
         self.calls_allowed = True
         before = None if self.live is None else set(self.live)
         body = self.loop(node)
-        self.live = before
+        endless = test.op == "const" and bool(ir.number(test)) and not _breaks(body)
+        self.live = None if endless else before
         counter = _counter(node)
         counted = counter is not None and self.type_of(counter) != "float"
         if self.bound is None and not counted:
@@ -358,6 +369,14 @@ def _meet(a: set[str] | None, b: set[str] | None) -> set[str] | None:
     if a is None or b is None:
         return b if a is None else a
     return a & b
+
+
+def _breaks(body: list[ir.Statement]) -> bool:
+    """Whether a loop of this body may be left by a `break` of its own."""
+    return any(
+        isinstance(s, ir.Break) or (isinstance(s, ir.If) and (_breaks(s.body) or _breaks(s.orelse)))
+        for s in body
+    )
 
 
 def _counter(node: ast.While) -> str | None:

@@ -67,7 +67,7 @@ class Launch(BroadcastFunction):
             result, fields = _result(function.derivative, function)
             some = [names[i] for i in wanted]
             return PatternKernel(
-                f"{function.name}/gradient",
+                f"{emit.ascii_name(function.name)}/gradient",
                 elementwise_pattern(
                     operands + tuple(Operand(c, each) for c in cotangents_of.values()),
                     tuple(
@@ -89,7 +89,7 @@ class Launch(BroadcastFunction):
 
         result, fields = _result(function.value, function)
         return PatternKernel(
-            function.name,
+            emit.ascii_name(function.name),
             elementwise_pattern(
                 operands, tuple(Output(y, fields[y], each) for y in function.outputs), (result,)
             ),

@@ -26,6 +26,11 @@ def _bitwise(of: Callable[..., mx.array]) -> Callable[..., mx.array]:
     return lambda x, y: of(x + mx.zeros((), y.dtype) * y, y + mx.zeros((), x.dtype) * x)
 
 
+def _divisor(y: mx.array) -> mx.array:
+    """`y`, or 1 where it is -1, by which the processor cannot divide -2^31."""
+    return mx.where(y == -1, mx.ones_like(y), y)
+
+
 _INT: dict[str, Callable[..., mx.array]] = {
     "*": mx.multiply,
     "+": mx.add,
@@ -37,8 +42,8 @@ _INT: dict[str, Callable[..., mx.array]] = {
     "&": _bitwise(mx.bitwise_and),
     "^": _bitwise(mx.bitwise_xor),
     "|": _bitwise(mx.bitwise_or),
-    "//": mx.floor_divide,
-    "%": mx.remainder,
+    "//": lambda x, y: mx.where(y == -1, -x, mx.floor_divide(x, _divisor(y))),
+    "%": lambda x, y: mx.where(y == -1, mx.zeros_like(x), mx.remainder(x, _divisor(y))),
     "**": mx.power,
     "abs": mx.abs,
     "max": mx.maximum,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -13,13 +12,15 @@ class Source:
     """The text of a function, for errors."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        if not callable(function) or not hasattr(function, "__name__"):
+        # What a decorator of `functools.wraps` hides: its text is the one that `inspect` finds.
+        plain = inspect.unwrap(function) if callable(function) else function
+        if not hasattr(function, "__name__") or not hasattr(plain, "__code__"):
+            what = "the class " + function.__name__ if isinstance(function, type) else ""
             raise TypeError(
-                f"[jit] 'function' must be a Python function but got {type(function).__name__}."
+                "[jit] 'function' must be a Python function but got "
+                f"{what or type(function).__name__}."
             )
         self.name = function.__name__
-        # What a decorator of `functools.wraps` hides: its text is the one that `inspect` finds.
-        plain = inspect.unwrap(function)
         try:
             lines, self.first = inspect.getsourcelines(plain)
         except (OSError, TypeError):
@@ -29,15 +30,16 @@ class Source:
             ) from None
         self.file = inspect.getsourcefile(plain) or "?"
         self.lines = "".join(lines).expandtabs().splitlines()
-        dedented = textwrap.dedent("\n".join(self.lines))
-        self.indent = len(self.lines[0]) - len(dedented.splitlines()[0])
         try:
-            tree = ast.parse(dedented).body[0]
+            tree = _parsed(self.lines)
         except SyntaxError:
             tree = ast.Pass()
         # A lambda may stand in the line of a `def`.
         if not isinstance(tree, ast.FunctionDef) or self.name == "<lambda>":
-            raise ValueError(f"[jit] {self.name!r} must be a plain `def` but is something else.")
+            raise ValueError(
+                f"[jit] {self.name!r} at {self.file}, line {self.first}, must be a plain `def` but "
+                "is something else."
+            )
         self.tree = tree
         if plain is not function:
             self._refuse_wrapper()
@@ -55,10 +57,21 @@ class Source:
     def fail(self, node: ast.AST, what: str, hint: str = "") -> NoReturn:
         """Raises the error `what` at `node`, with a remedy."""
         line = getattr(node, "lineno", self.tree.lineno)
-        column = getattr(node, "col_offset", self.tree.col_offset) + self.indent
+        column = getattr(node, "col_offset", self.tree.col_offset)
         text = self.lines[line - 1]
         raise ValueError(
             f"[jit] {what} at {self.file}, line {self.first + line - 1}, column {column + 1}"
             f"{': ' + hint if hint else ''}.\n"
             f"  {text}\n  {' ' * column}^"
         )
+
+
+def _parsed(lines: list[str]) -> ast.stmt:
+    """The first statement of these lines, which may be indented. A comment, or a line of a string,
+    may stand left of it."""
+    text = "\n".join(lines)
+    if not lines[0].startswith(" "):
+        return ast.parse(text).body[0]
+    block = ast.parse("if 1:\n" + text).body[0]
+    assert isinstance(block, ast.If)
+    return ast.increment_lineno(block.body[0], -1)
