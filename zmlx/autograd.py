@@ -436,9 +436,9 @@ def nary_from_expr(
         inputs: the names of the arguments, in order.
         lets: shared parts, as `t = x * x; u = exp(t)`.
         gradients: input names to the expression of their gradient, in terms of the inputs, the lets
-            and the cotangents `d<output>` (`dy` for a single expression). Default: derived. A
-            function with given gradients cannot be traced by `mx.compile(shapeless=True)`, as none
-            with a `mx.custom_function` can; `mx.jvp` transposes them.
+            and the cotangents `d<output>` (`dy` for a single expression). Default: derived. Given
+            ones are transposed by `mx.jvp`, and neither `mx.compile(shapeless=True)` nor
+            `mx.export_function` takes them, as with every `mx.custom_function`.
         name: prefix of the kernel's name.
     """
     check_identifier("expression", "name", name)
