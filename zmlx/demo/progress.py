@@ -1,5 +1,6 @@
 """Progress of one row: a bar on a terminal, a line every tenth of the way elsewhere."""
 
+import shutil
 import sys
 import time
 from typing import TextIO
@@ -7,6 +8,8 @@ from typing import TextIO
 from zmlx.demo.rows import Result, Row
 
 _BAR = 24
+#: What stands beside the bar.
+_TEXT = 67
 
 
 class Progress:
@@ -40,8 +43,10 @@ class Progress:
             f"{time.monotonic() - self._start:>5.1f} s"
         )
         if self._bar:
-            full = _BAR * done // self._steps
-            bar = "█" * full + "░" * (_BAR - full)
+            # A line that wraps could not be taken back.
+            width = max(0, min(_BAR, shutil.get_terminal_size().columns - _TEXT - 1))
+            full = width * done // self._steps
+            bar = "█" * full + "░" * (width - full)
             end = "\n" if done == self._steps else ""
             self._stream.write(f"\r\x1b[K{self._row.name:<16} {bar} {state}{end}")
         else:

@@ -18,6 +18,7 @@
 #include <cstring>
 #include <mutex>
 #include <optional>
+#include <random>
 #include <sstream>
 #include <stdexcept>
 #include <unordered_map>
@@ -136,6 +137,9 @@ Outcome run_program(const std::vector<std::string>& arguments) {
   } while (waited < 0 && errno == EINTR);
   // A host program that ignores SIGCHLD leaves no status; then the object file decides.
   if (waited < 0) return {errno == ECHILD, output};
+  if (WIFSIGNALED(status)) {
+    output += arguments[0] + " was killed by signal " + std::to_string(WTERMSIG(status)) + "\n";
+  }
   return {WIFEXITED(status) && WEXITSTATUS(status) == 0, output};
 }
 
@@ -293,9 +297,11 @@ struct Unwritable {
 // Compiles into `directory` under `name` and loads it; the object stays there if `keep`.
 KernelFunction build(const CompileRequest& request, const Compiler& compiler,
                      const std::string& directory, const std::string& name, bool keep) {
-  static std::atomic<unsigned> serial{0};
+  // Processes of several containers that share the directory may have the same number.
+  std::random_device random;
   std::string base = directory + "/" + name;
-  std::string unique = base + "." + std::to_string(getpid()) + "." + std::to_string(serial++);
+  std::string unique = base + "." + std::to_string(getpid()) + "." + std::to_string(random()) +
+                       std::to_string(random());
   std::string source = unique + ".cc", object = unique + ".so";
   struct Cleanup {
     std::vector<std::string> paths;
