@@ -187,7 +187,7 @@ class Canonical {
   }
 
   std::string types() const {
-    std::string key = head_ + function_.name + symbol() + "(";
+    std::string key = head_ + owner() + function_.name + symbol() + "(";
     for (auto& item : parameters_) {
       size_t end = item.first;
       while (end < item.second && !unit_.tokens[end].is("=")) ++end;
@@ -206,6 +206,26 @@ class Canonical {
   std::string body() const { return text(function_.close + 1, function_.end); }
 
  private:
+  // The classes or namespaces of a function that is defined outside them: `A::` of `A<T>::f`.
+  std::string owner() const {
+    auto& tokens = unit_.tokens;
+    auto& partner = unit_.outline.partner;
+    size_t name = function_.open - 1;
+    for (size_t i = function_.head; i < function_.open; ++i) {
+      if (tokens[i].is("operator")) name = i;
+    }
+    auto before_list = [&](size_t i) {
+      return tokens[i].is(">") && partner[i] != Outline::none ? partner[i] - 1 : i;
+    };
+    name = before_list(name);
+    std::string result;
+    while (name > function_.head + 1 && tokens[name - 1].is("::")) {
+      name = before_list(name - 2);
+      result = tokens[name].text + "::" + result;
+    }
+    return result;
+  }
+
   // What follows `operator`: a mark, brackets or a type.
   std::string symbol() const {
     size_t i = function_.open;
