@@ -52,6 +52,10 @@ REFUSALS = {
         'asm volatile("nop");',
         "`asm` is not supported: inline assembly runs on one target only; use Metal's functions",
     ),
+    "vectors by attribute": Refusal(
+        "typedef float f4 __attribute__((ext_vector_type(4)));",
+        "`ext_vector_type` is not supported: use Metal's own vectors, such as float4",
+    ),
     "thread_local": Refusal(
         "thread_local int k;",
         "`thread_local` is not supported: Metal has none; use a local variable",

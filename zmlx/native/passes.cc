@@ -38,6 +38,8 @@ const Unsupported unsupported[] = {
     {"asm", 'k', "inline assembly runs on one target only; use Metal's functions"},
     {"__asm__", 'k', "inline assembly runs on one target only; use Metal's functions"},
     {"__asm", 'k', "inline assembly runs on one target only; use Metal's functions"},
+    {"ext_vector_type", '(', "use Metal's own vectors, such as float4"},
+    {"vector_size", '(', "use Metal's own vectors, such as float4"},
     {"thread_local", 'k', "Metal has none; use a local variable"},
     {"vertex", 'k', stage},
     {"fragment", 'k', stage},
