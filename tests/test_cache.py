@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -212,6 +213,25 @@ def test_a_core_that_does_not_fit_on_the_disk_is_made_elsewhere(
     assert cache.read(path) == b"core"
     assert not path.is_relative_to(tmp_path)
     path.unlink()
+
+
+def test_a_compiler_that_is_killed_is_said_to_be(tmp_path: Path) -> None:
+    killed = fake_compiler(tmp_path, 'case "$*" in *--version*) exec g++ "$@";; esac; kill -9 $$')
+    errors = run(ZMLX_CACHE_DIR=str(tmp_path / "cache"), ZMLX_CXX=killed)[1]
+    assert f"{killed} was killed by signal 9" in errors
+
+
+def test_processes_of_one_number_do_not_share_a_name(tmp_path: Path) -> None:
+    """Containers that share the folder have process 1 each."""
+    log = tmp_path / "log"
+    compiler = fake_compiler(tmp_path, f'echo "$@" >> {log}; exec g++ "$@"')
+    for folder in ("a", "b"):
+        run(ZMLX_CACHE_DIR=str(tmp_path / folder), ZMLX_CXX=compiler)
+    names = re.findall(r"cpu/(\S+)\.\d+\.(\d+)\.cc ", log.read_text())
+    assert len(names) == 2
+    (first, drawn), (second, other) = names
+    assert first == second
+    assert drawn != other
 
 
 def test_a_compiler_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,6 +184,24 @@ def test_a_terminal_gets_a_bar_and_a_file_gets_lines():
     assert len(stream.getvalue().splitlines()) <= 11
 
 
+@pytest.mark.parametrize("columns", [30, 80, 200])
+def test_a_bar_is_never_wider_than_the_terminal(columns, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream, result = Terminal(), Result(ZMLX_OPENBLAS)
+    progress = Progress(ZMLX_OPENBLAS, 200, 1024, stream)
+    for _ in range(200):
+        result.steps.append(Step(12.5, 0.001))
+        progress(result)
+    lines = stream.getvalue().removesuffix("\n").split("\r\x1b[K")[1:]
+    assert len(lines) == 200
+    assert max(map(len, lines)) < columns
+    assert ("█" in lines[-1]) == (columns > 30)
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="three rows are for Linux")
 def test_the_command_prints_three_rows_and_writes_the_curves(tmp_path):
     done = command("-m", "zmlx", "demo", "--steps", "2", "--out", str(tmp_path))

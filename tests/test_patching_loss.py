@@ -48,13 +48,14 @@ def test_the_loss_of_a_patched_model_is_mlx_lms(name, path):
     (after, count), ours = mnn.value_and_grad(model, zmlx.lm_loss)(model, BATCH, LENGTHS)
     assert count.item() == tokens.item()
     assert after.item() == pytest.approx(before.item(), rel=1e-5)
-    # A gradient that is nothing but rounding, as that of a scale before a norm, is small against
-    # the largest.
     pairs = list(zip(tree_flatten(gradients), tree_flatten(ours), strict=True))
-    largest = max(mx.abs(a).max().item() for (_, a), _ in pairs)
+    # The gradient of a scale before a norm is 0 but for the rounding of what cancels in it.
+    rounding = 2**-20 * max(mx.abs(a).max().item() for (_, a), _ in pairs)
     for (key, a), (_, b) in pairs:
-        size = max(mx.abs(a).max().item(), 0.01 * largest)
-        assert mx.abs(a - b).max().item() <= 2e-5 * size, key
+        if key.endswith(".layers.3.layer_scalar"):
+            assert max(mx.abs(a).max().item(), mx.abs(b).max().item()) <= rounding, key
+            continue
+        assert mx.abs(a - b).max().item() <= 2e-5 * max(mx.abs(a).max().item(), 1e-3), key
     zmlx.unpatch(model)
     assert zmlx.lm_loss(model, BATCH, LENGTHS)[0].item() == pytest.approx(before.item(), rel=1e-5)
 

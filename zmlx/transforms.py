@@ -164,7 +164,11 @@ def custom_function(
         if reference is None:
             return launch
         rule = derived_rule(name, reference)
-    wrapped = mx.custom_function(launch)
+    return _with_rule(name, launch, rule)
+
+
+def _with_rule(name: str, function: Callable[..., Any], rule: Rule) -> mx.custom_function:
+    wrapped = mx.custom_function(function)
 
     @wrapped.vjp
     def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
@@ -183,14 +187,7 @@ def declared(name: str, reference: Reference, rule: Rule) -> Reference:
     another custom function. Forward mode transposes the rule, which is a gradient's: the rule's own
     gradient in the cotangents, at 0. A shapeless trace has no custom functions.
     """
-    wrapped = mx.custom_function(lambda *arrays: tuple(reference(*arrays)))
-
-    @wrapped.vjp
-    def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
-        one = isinstance(primals, mx.array)
-        primals, cotangents, outputs = map(_several, (primals, cotangents, outputs))
-        gradients = _all_gradients(name, rule, primals, cotangents, outputs)
-        return gradients[0] if one else gradients
+    wrapped = _with_rule(name, lambda *arrays: tuple(reference(*arrays)), rule)
 
     @wrapped.jvp
     def _(primals: Any, tangents: Any) -> Any:

@@ -8,8 +8,6 @@ from typing import TextIO
 from zmlx.demo.rows import Result, Row
 
 _BAR = 24
-#: What stands beside the bar.
-_TEXT = 67
 
 
 class Progress:
@@ -44,11 +42,13 @@ class Progress:
         )
         if self._bar:
             # A line that wraps could not be taken back.
-            width = max(0, min(_BAR, shutil.get_terminal_size().columns - _TEXT - 1))
+            columns = shutil.get_terminal_size().columns - 1
+            width = max(0, min(_BAR, columns - len(f"{self._row.name:<16}  {state}")))
             full = width * done // self._steps
             bar = "█" * full + "░" * (width - full)
+            line = f"{self._row.name:<16} {bar} {state}"[:columns]
             end = "\n" if done == self._steps else ""
-            self._stream.write(f"\r\x1b[K{self._row.name:<16} {bar} {state}{end}")
+            self._stream.write(f"\r\x1b[K{line}{end}")
         else:
             self._stream.write(f"{self._row.name:<16} {state}\n")
         self._stream.flush()

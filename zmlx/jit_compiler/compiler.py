@@ -79,7 +79,8 @@ class JitFunction:
         float result has the promoted dtype of the float arguments that are arrays, or float32
         without any. Gradients by forward mode.
         """
-        if all(isinstance(a, Number) for a in (*arguments, *named.values())):
+        given = (*arguments, *named.values())
+        if all(isinstance(a, Number) and not hasattr(a, "dtype") for a in given):
             return self.function(*arguments, **named)
         if named:
             try:
