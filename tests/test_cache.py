@@ -139,12 +139,46 @@ def test_a_folder_that_others_may_read_is_refused(tmp_path: Path) -> None:
     assert not entries(tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["core", "cpu", "cuda"])
+def test_a_folder_of_any_kind_may_be_unusable_alone(kind: str, tmp_path: Path) -> None:
+    """The others are kept where they are."""
+    (tmp_path / kind).mkdir(mode=0o755)
+    code = "from zmlx import cache; print(*map(cache.directory, ('core', 'cpu', 'cuda')))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "ZMLX_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr.count(f"{tmp_path / kind} has mode 0755") == 1
+    for path in map(Path, done.stdout.split()):
+        assert (path.parent == tmp_path) == (path.name != kind)
+
+
+def test_a_directory_where_nothing_may_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = os.statvfs_result((4096,) * 8 + (os.ST_NOEXEC, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: flags)
+    monkeypatch.setenv("ZMLX_CACHE_DIR", str(tmp_path))
+    with pytest.warns(RuntimeWarning, match="is mounted noexec, so that nothing in it can run"):
+        assert cache.directory("cpu").parent != tmp_path
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/x", "/tmp/\udcff"])
+def test_a_directory_without_a_name_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZMLX_CACHE_DIR", name)
+    with pytest.raises(ValueError, match=r"^\[zmlx\] 'ZMLX_CACHE_DIR' must be a directory whose"):
+        cache.directory("cpu")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
 def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     folder.mkdir(mode=0o700)
     os.chown(folder, 65534, -1)
-    refused(folder, "it belongs to user 65534 and not to 0")
+    refused(folder, f"{folder} belongs to user 65534 and not to 0")
     assert not list(folder.iterdir())
 
 
@@ -219,6 +253,16 @@ def test_a_compiler_that_is_killed_is_said_to_be(tmp_path: Path) -> None:
     killed = fake_compiler(tmp_path, 'case "$*" in *--version*) exec g++ "$@";; esac; kill -9 $$')
     errors = run(ZMLX_CACHE_DIR=str(tmp_path / "cache"), ZMLX_CXX=killed)[1]
     assert f"{killed} was killed by signal 9" in errors
+
+
+def test_an_interrupt_from_a_terminal_is_one(tmp_path: Path) -> None:
+    """It reaches the compiler, which dies of it, and Python."""
+    stopped = fake_compiler(
+        tmp_path, 'case "$*" in *--version*) exec g++ "$@";; esac; kill -INT $PPID; kill -INT $$'
+    )
+    errors = run(ZMLX_CACHE_DIR=str(tmp_path / "cache"), ZMLX_CXX=stopped)[1]
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert "RuntimeError" not in errors
 
 
 def test_processes_of_one_number_do_not_share_a_name(tmp_path: Path) -> None:
@@ -349,7 +393,7 @@ def test_the_directory_follows_the_environment(
         assert cache.directory("cpu") == tmp_path / "xdg" / "zmlx" / "cpu"
         monkeypatch.setenv("ZMLX_CACHE_DIR", str(tmp_path / "own"))
         assert cache.directory("cpu") == tmp_path / "own" / "cpu"
-        assert cache.is_kept()
+        assert cache.is_kept("cpu")
         monkeypatch.setenv("ZMLX_CACHE", "0")
-        assert not cache.is_kept()
+        assert not cache.is_kept("cpu")
         assert not cache.enabled()

@@ -57,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         import_module("zmlx.launch")  # which reads ZMLX_TARGET
         import_module("zmlx.checks")  # and this one ZMLX_CHECK
+        import_module("zmlx.cache").root()
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2

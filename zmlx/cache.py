@@ -2,9 +2,9 @@
 
 The directory is `$ZMLX_CACHE_DIR`, else `zmlx` in the user's cache directory (`$XDG_CACHE_HOME` or
 `~/.cache`). Objects in it are loaded into the process, so it must belong to the user, nobody else
-may write to it, and the folders with the objects have mode 0700. A directory that fails this, or
-that cannot be written, is left alone: one warning says why, and the process works in a temporary
-directory that it removes at exit. `ZMLX_CACHE=0` asks for that without a warning.
+may write to it, and the folders with the objects have mode 0700. A folder that fails this, cannot
+be written, or lets nothing run, is left alone: one warning says why, and the process works in a
+temporary directory that it removes at exit. `ZMLX_CACHE=0` asks for that without a warning.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ def enabled() -> bool:
 
 def directory(kind: str) -> Path:
     """The private folder for objects of one kind ("core", "cpu", "cuda"), made if need be."""
-    return _folder(_root(_wanted()), kind)
+    return _folder(root(), kind)
 
 
-def is_kept() -> bool:
-    """Whether what is written to `directory()` is there for the next process."""
-    return not _is_temporary(_root(_wanted()))
+def is_kept(kind: str) -> bool:
+    """Whether what is written to `directory(kind)` is there for the next process."""
+    wanted = root()
+    return wanted is not None and directory(kind) == wanted / kind
 
 
 def seal(data: bytes) -> bytes:
@@ -93,12 +94,21 @@ def keep(path: Path, data: bytes) -> Path:
     return path
 
 
-def _wanted() -> Path | None:
+def root() -> Path | None:
+    """The directory that the environment names, not looked at yet; None where nothing is kept."""
     if not enabled():
         return None
     chosen = os.environ.get("ZMLX_CACHE_DIR")
     if chosen:
-        return Path(chosen).expanduser().absolute()
+        try:
+            path = Path(chosen).expanduser().absolute()
+            str(path).encode()
+        except (RuntimeError, UnicodeEncodeError) as error:
+            raise ValueError(
+                "[zmlx] 'ZMLX_CACHE_DIR' must be a directory whose name is UTF-8 but got "
+                f"{chosen!r}: {error}"
+            ) from None
+        return path
     base = os.environ.get("XDG_CACHE_HOME")
     if base and os.path.isabs(base):
         return Path(base) / "zmlx"
@@ -109,41 +119,45 @@ def _wanted() -> Path | None:
 
 
 @functools.cache
-def _root(wanted: Path | None) -> Path:
-    """`wanted`, checked, or a temporary directory instead of it."""
-    if wanted is None:
-        return _temporary()
-    try:
-        wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_owner(wanted, 0o022)
-        _folder(wanted, "cpu")
-        with tempfile.TemporaryFile(dir=wanted / "cpu"):
-            pass
-    except (OSError, _Unusable) as error:
-        reason = error if isinstance(error, _Unusable) else error.strerror
-        warnings.warn(
-            f"zmlx cannot keep compiled kernels in {wanted}: {reason}. They are compiled again in "
-            "each process; set ZMLX_CACHE_DIR to a directory of your own.",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-        return _temporary()
-    return wanted
-
-
-def _folder(root: Path, kind: str) -> Path:
-    path = root / kind
+def _folder(wanted: Path | None, kind: str) -> Path:
+    """The folder of one kind in `wanted`, checked, or one in a temporary directory instead."""
+    if wanted is not None:
+        path = wanted / kind
+        try:
+            wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_owner(wanted, 0o022)
+            path.mkdir(mode=0o700, exist_ok=True)
+            _check_owner(path, 0o077)
+            if os.statvfs(path).f_flag & os.ST_NOEXEC:
+                raise _Unusable("it is mounted noexec, so that nothing in it can run")
+            with tempfile.TemporaryFile(dir=path):
+                pass
+        except (OSError, _Unusable) as error:
+            _warn(wanted, error.strerror if isinstance(error, OSError) else str(error))
+        else:
+            return path
+    path = _temporary() / kind
     path.mkdir(mode=0o700, exist_ok=True)
-    _check_owner(path, 0o077)
     return path
+
+
+@functools.cache
+def _warn(wanted: Path, reason: str | None) -> None:
+    """Says once, whatever number of folders it is true of, why `wanted` is not the cache."""
+    warnings.warn(
+        f"zmlx cannot keep compiled kernels in {wanted}: {reason}. They are compiled again in "
+        "each process; set ZMLX_CACHE_DIR to a directory of your own.",
+        RuntimeWarning,
+        stacklevel=4,
+    )
 
 
 def _check_owner(path: Path, forbidden: int) -> None:
     info = path.stat()
     if not stat.S_ISDIR(info.st_mode):
-        raise _Unusable("it is not a directory")
+        raise _Unusable(f"{path} is not a directory")
     if info.st_uid != os.geteuid():
-        raise _Unusable(f"it belongs to user {info.st_uid} and not to {os.geteuid()}")
+        raise _Unusable(f"{path} belongs to user {info.st_uid} and not to {os.geteuid()}")
     if info.st_mode & forbidden:
         mode = stat.S_IMODE(info.st_mode)
         raise _Unusable(f"{path} has mode {mode:04o} (remedy: chmod 700 {path})")
@@ -160,7 +174,3 @@ def _temporary() -> Path:
 
     atexit.register(remove)
     return path
-
-
-def _is_temporary(root: Path) -> bool:
-    return _temporary.cache_info().currsize > 0 and root == _temporary()

@@ -201,7 +201,7 @@ def _cache() -> dict[str, str | int | bool]:
     files = [path for path in root.rglob("*") if path.is_file()]
     return {
         "directory": str(root),
-        "kept": cache.is_kept(),
+        "kept": cache.is_kept("cpu"),
         "files": len(files),
         "bytes": sum(_size(path) for path in files),
     }

@@ -72,7 +72,7 @@ def load() -> SimpleNamespace:
             f"{error}\n[zmlx] MLX {mlx.version} is newer than {newest}, the newest that the CPU "
             "target was run with; an older MLX or a newer zmlx may work."
         ) from None
-    core.set_cache_directory(str(cache.directory("cpu")) if cache.is_kept() else None)
+    core.set_cache_directory(str(cache.directory("cpu")) if cache.is_kept("cpu") else None)
     return core
 
 

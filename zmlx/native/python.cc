@@ -19,7 +19,8 @@ PyObject* guarded(Body body) {
   } catch (const std::invalid_argument& error) {
     PyErr_SetString(PyExc_ValueError, error.what());
   } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
+    // A terminal's ^C reaches the compiler, too: that it stopped is then not what happened.
+    if (PyErr_CheckSignals() == 0) PyErr_SetString(PyExc_RuntimeError, error.what());
   }
   return nullptr;
 }

@@ -52,6 +52,7 @@ void PyErr_Restore(PyObject*, PyObject*, PyObject*);
 void PyErr_NormalizeException(PyObject**, PyObject**, PyObject**);
 void PyErr_Clear();
 void PyErr_SetInterrupt();
+int PyErr_CheckSignals();
 int PyErr_GivenExceptionMatches(PyObject*, PyObject*);
 int PyGILState_Ensure();
 void PyGILState_Release(int);
