@@ -255,6 +255,12 @@ def test_a_compiler_that_is_killed_is_said_to_be(tmp_path: Path) -> None:
     assert f"{killed} was killed by signal 9" in errors
 
 
+def test_a_compiler_that_says_nothing_is_named(tmp_path: Path) -> None:
+    silent = fake_compiler(tmp_path, 'case "$*" in *--version*) exec g++ "$@";; esac; exit 1')
+    errors = run(ZMLX_CACHE_DIR=str(tmp_path / "cache"), ZMLX_CXX=silent)[1]
+    assert f"{silent} failed and said nothing" in errors
+
+
 def test_an_interrupt_from_a_terminal_is_one(tmp_path: Path) -> None:
     """It reaches the compiler, which dies of it, and Python."""
     stopped = fake_compiler(

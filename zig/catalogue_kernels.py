@@ -9,7 +9,7 @@ from unittest import mock
 
 import mlx.core as mx
 
-from zmlx import autograd, launch, metal, registry
+from zmlx import broadcasting, launch, metal, registry
 from zmlx.arguments import dimensions, dtype_name
 from zmlx.kernels import loss_reductions
 from zmlx.kernels.rope_kernels import EACH, START, STEPS, Rotation
@@ -47,7 +47,7 @@ def kernels() -> Iterator[tuple[str, PatternKernel]]:
                                 assert target == "cpu"
                                 key += "@cpu"
                             assert found.setdefault(f"{key}/{part}", kernel) is kernel, key
-    found["sum_chunks"] = autograd._CHUNK_SUM
+    found["sum_chunks"] = broadcasting._CHUNK_SUM
     found["loss_sum"] = loss_reductions._SUM
     found["loss_mean"] = loss_reductions._MEAN
     found["loss_weighted_mean"] = loss_reductions._WEIGHTED_MEAN

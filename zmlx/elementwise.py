@@ -12,12 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from . import expr
 from .arguments import check_text
-from .autograd import (
-    ExpressionFunction,
-    binary_from_expr,
-    nary_from_expr,
-    unused_name,
-)
+from .autograd import ExpressionFunction, binary_from_expr, nary_from_expr
+from .broadcasting import unused_name
 
 __all__ = ["binary", "expression", "map", "unary"]
 

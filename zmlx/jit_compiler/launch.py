@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from ..arguments import BOOLEAN, FLOATING
-from ..autograd import (
+from ..broadcasting import (
     BroadcastFunction,
     each_kind,
     elementwise_pattern,

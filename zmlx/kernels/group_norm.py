@@ -22,8 +22,8 @@ import mlx.core as mx
 
 from .. import launch
 from ..arguments import Argument, check, check_flag, check_integer, check_not_negative
-from ..autograd import sum_chunks
 from ..body import BodyKernel
+from ..broadcasting import sum_chunks
 from ..metal import scalar
 from ..registry import COUNTS_ELEMENTS, Case, Op, Option, register
 from ..transforms import Arrays

@@ -28,7 +28,7 @@ from ..arguments import (
     check_flag,
     check_integer,
 )
-from ..autograd import sum_chunks
+from ..broadcasting import sum_chunks
 from ..codegen import Let, Operand, Output, Pass, Reduce, Rowwise
 from ..interpret import evaluate
 from ..launch import LONGEST_KEPT_ROW, settings

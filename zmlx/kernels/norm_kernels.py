@@ -22,7 +22,7 @@ from functools import cache
 import mlx.core as mx
 
 from ..arguments import Argument
-from ..autograd import sum_chunks
+from ..broadcasting import sum_chunks
 from ..codegen import Columnwise, Let, Operand, Output, Pass, Reduce, Rowwise
 from ..launch import LONGEST_KEPT_ROW
 from ..pattern import PatternKernel

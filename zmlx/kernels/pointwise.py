@@ -19,7 +19,7 @@ import mlx.core as mx
 
 from .. import msl
 from ..arguments import Argument, check_finite
-from ..autograd import sum_chunks
+from ..broadcasting import sum_chunks
 from ..codegen import Columnwise, Elementwise, Let, Operand, Output, Rowwise
 from ..codegen.text import unique
 from ..expr import Block, Expr, parse, shared

@@ -21,8 +21,8 @@ import mlx.core as mx
 
 from .. import launch
 from ..arguments import Argument, check, check_not_negative
-from ..autograd import sum_chunks
 from ..body import BodyKernel, Plan, constant
+from ..broadcasting import sum_chunks
 from ..metal import KernelSpec, scalar
 from ..registry import COUNTS_ELEMENTS, Case, Op, Option, register
 from ..transforms import Arrays

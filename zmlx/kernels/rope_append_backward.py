@@ -18,8 +18,8 @@ from functools import cache
 import mlx.core as mx
 
 from .. import launch
-from ..autograd import sum_chunks
 from ..body import BodyKernel, Plan, constant
+from ..broadcasting import sum_chunks
 from ..metal import KernelSpec
 from ..transforms import Arrays
 from .rope_append_kernels import KEPT, ROW_HEADER, TAKEN, is_new, starts

@@ -9,8 +9,8 @@ from typing import Any
 import mlx.core as mx
 
 from .. import launch
-from ..autograd import sum_chunks
 from ..body import BodyKernel, Plan, constant
+from ..broadcasting import sum_chunks
 from ..metal import KernelSpec, scalar
 from ..transforms import Arrays
 from .rope_arguments import check_rows

@@ -319,6 +319,7 @@ KernelFunction build(const CompileRequest& request, const Compiler& compiler,
   auto bytes = outcome.ok ? read_file(object) : std::nullopt;
   if (!bytes) {
     if (outcome.ok) outcome.output += compiler.path + " wrote no object: is it a C++ compiler?\n";
+    if (outcome.output.empty()) outcome.output = compiler.path + " failed and said nothing\n";
     for (int full : {ENOSPC, EDQUOT}) {
       bool is_full = outcome.output.find(error_text(full)) != std::string::npos;
       if (keep && is_full) throw Unwritable{error_text(full)};
