@@ -15,9 +15,10 @@ ROOT = Path(zmlx.__file__).parent
 LAYERS = (
     "version", "backend", "cache", "expr", "msl", "philox", "codegen", "arguments", "launch",
     "tiles", "native", "blas", "targets", "transforms", "interpret", "checks", "requests", "metal",
-    "pattern", "body", "packed", "autograd", "elementwise", "rowwise", "jit_compiler", "registry",
-    "kernels", "testing", "strict", "language", "claims", "interop", "choice", "stand_in", "nn",
-    "optimizers", "patching", "fuser", "chart", "bench", "demo", "cli", "__main__",
+    "pattern", "body", "packed", "broadcasting", "autograd", "elementwise", "rowwise",
+    "jit_compiler", "registry", "kernels", "testing", "strict", "language", "claims", "interop",
+    "choice", "stand_in", "nn", "optimizers", "patching", "fuser", "chart", "bench", "demo", "cli",
+    "__main__",
 )  # fmt: skip
 
 
