@@ -27,6 +27,11 @@ SUM = "inline int sum(int a) { return simd_sum(a); }\n"
 OBJECT = "struct Sum { int operator()(int a) const thread { return simd_sum(a); } };\n"
 APPLY = "template <typename F> int apply(F f, int a) { return f(a); }\n"
 
+#: A function that is a template argument of some type.
+RUN = "template <{} f> int run(int a) {{ return f(a); }}\n"
+POINTER = "typedef int (*pointer)(int);\n" + RUN.format("pointer")
+TWICE = "template <typename T, int N> T twice(T a) { return N * simd_sum(a) / 2; }\n"
+
 CALLS = {
     "of a function": apart("sum(v)", SUM),
     "of an object": apart("total(v)", OBJECT, "Sum total;"),
@@ -35,6 +40,70 @@ CALLS = {
         "apply(total, v)", APPLY, "auto total = [](int a) { return simd_sum(a); };"
     ),
     "of a function that is handed on": apart("apply(sum, v)", SUM + APPLY),
+    "of a function that stores to its argument": apart(
+        "apply(add, v)",
+        "inline void add(int a, thread int& b) { b = simd_sum(a); }\n"
+        "template <typename F> int apply(F f, int a) { int b = 0; f(a, b); return b; }",
+    ),
+    "of a pointer": apart("f(v)", SUM, "int (*f)(int) = sum;"),
+    "of what a pointer points to": apart("(*f)(v)", SUM, "int (*f)(int) = &sum;"),
+    "of one in an array": apart("f[i / 32](v)", SUM, "int (*f[2])(int) = {sum, sum};"),
+    "of one of two": apart("(v < 99 ? sum : other)(v)", SUM + SUM.replace(" sum(", " other(")),
+    "of a parameter that is a function": apart(
+        "run(sum, v)", SUM + "int run(int f(int), int a) { return f(a); }"
+    ),
+    "of a parameter whose type is deduced": apart(
+        "run(sum, v)", SUM + "template <typename T> T run(T (*f)(T), T a) { return f(a); }"
+    ),
+    "of a parameter, with values in braces": apart(
+        "run(sum, v)", SUM + "int run(int (*f)(int), int a) { return f({a}); }"
+    ),
+    "of a template argument": apart("run<sum>(v)", SUM + POINTER),
+    "of its address": apart("run<&sum>(v)", SUM + POINTER),
+    "of a template argument of any type": apart("run<sum>(v)", SUM + RUN.format("auto")),
+    "of a template argument of a function's type": apart(
+        "run<sum>(v)", SUM + "typedef int (function)(int);\n" + RUN.format("function")
+    ),
+    "of a template argument of another's type": apart(
+        "run<sum>(v)", SUM + "typedef decltype(sum) function;\n" + RUN.format("function")
+    ),
+    "of a template argument of another's address": apart(
+        "run<sum>(v)", SUM + "typedef decltype(&sum) function;\n" + RUN.format("function")
+    ),
+    "of a template argument of a template argument": apart("run<run<sum>>(v)", SUM + POINTER),
+    "of an instance as a template argument": apart("run<twice<int, 2>>(v)", TWICE + POINTER),
+    "of a template as a template argument": apart(
+        "run<sum>(v)", "template <typename T> T sum(T a) { return simd_sum(a); }\n" + POINTER
+    ),
+    "of an overload as a template argument": apart(
+        "run<sum>(v)", SUM + "float sum(float a, float b) { return a + b; }\n" + POINTER
+    ),
+    "of one that has the name of Metal's own": apart(
+        "run<step>(v)", SUM.replace(" sum(", " step(") + POINTER
+    ),
+    "of one in a namespace": apart("run<n::sum>(v)", "namespace n { " + SUM + "}\n" + POINTER),
+    "of one in a class": apart(
+        "run<S<int>::sum>(v)", "template <typename T> struct S { static " + SUM + "};\n" + POINTER
+    ),
+    "of the argument of a class": apart(
+        "R<sum>::run(v)",
+        SUM + "template <int (*f)(int)> struct R { static int run(int a) { return f(a); } };",
+    ),
+    "of an argument that is what a class was specialised for": apart(
+        "R<sum>::run(v)",
+        SUM + "template <int (*f)(int)> struct R;\n"
+        "template <> struct R<sum> { static int run(int a) { return sum(a); } };",
+    ),
+    "of an argument, between constructors": apart(
+        "run(sum, v)",
+        SUM + "struct A { int a; A(int a) : a(a) {} };\n"
+        "int zero(const half4, const int) { return 0; }\n"
+        "template <typename F, typename T> T run(F f, T a) {\n"
+        "A one(1); return f(T(a)) + A(a).a - a + one.a - int(1) + zero(half4(1), int(2)); }",
+    ),
+    "of an argument that is compared": apart(
+        "run(sum, v)", SUM + "int run(int (*f)(int), int a) { return f == sum ? f(a) : 0; }"
+    ),
     "of a function that a variable hides later": Row(
         "int v = sum(int(i)); { int sum = 3; r = max(sum, v); }",
         np.full(32, 496),

@@ -179,6 +179,19 @@ TEMPLATES = {
         template <typename F> float map(F f, float a) { return f(a); }
         """,
     ),
+    "functions that combine lanes as arguments": Row(
+        "float (*f)(float) = total;\n"
+        "r = map<total>(float(i)) + map(total, 1.0f) + map<&total>(2.0f) + f(3.0f);",
+        496.0 + 32 + 64 + 96,
+        """
+        inline float total(float a) { return simd_sum(a); }
+        typedef decltype(total) function;
+        template <function f> float map(float a) { return f(a); }
+        template <typename F> float map(F f, float a) { return f(a); }
+        """,
+        threads=32,
+        together=True,
+    ),
     "lists that close with >>": Row(
         "Box<Box<float>> b; b.v.v = x[i]; r = b.v.v + Count<(3 > 2), 1>::n;",
         X + 1,

@@ -4,7 +4,7 @@
 // thread's position, which tells the runtime which lanes are at the same point of the program.
 #include <set>
 
-#include "passes.h"
+#include "reach.h"
 
 namespace zmlx {
 
@@ -30,135 +30,10 @@ const std::set<std::string>& collectives() {
 
 namespace {
 
-using Names = std::set<std::string>;
-
-// Stands for all lambdas and objects with an operator(): they are called by the names of variables.
-const char* const objects = "()";
-
-bool is_call_operator(const Unit& unit, const Function& function) {
-  return function.name == "operator" && unit.tokens[function.open - 1].is(")");
-}
-
-bool is_destructor(const Unit& unit, const Function& function) {
-  return !function.lambda && function.open > 1 && unit.tokens[function.open - 2].is("~");
-}
-
-bool is_variadic(const Unit& unit, const Function& function) {
-  for (size_t i = function.open; i < function.close; ++i) {
-    if (unit.tokens[i].is("...")) return true;
-  }
-  return false;
-}
-
-// Where threads meet or may come to, by name; found by scanning the text, so that a name stands for
-// all that have it.
-class Reach {
- public:
-  explicit Reach(Unit& unit) : unit_(unit), names_(collectives()) {
-    find_variables();
-    for (auto& function : unit.outline.functions) {
-      if (function.lambda) continue;
-      own_.insert(function.name);
-      if (is_variadic(unit, function)) variadic_.insert(function.name);
-    }
-    bool grew = true;
-    while (grew) {
-      grew = false;
-      for (auto& function : unit.outline.functions) grew |= take(function);
-      grew |= take_values();
-    }
-  }
-
-  bool names(const std::string& name) const { return names_.count(name) > 0; }
-  // Their argument that tells who calls comes first, since no other may follow theirs.
-  bool variadic(const std::string& name) const { return names(name) && variadic_.count(name); }
-
-  // Whether a call begins at token i, or a variable whose constructor is one.
-  bool called(size_t i) const {
-    auto& token = unit_.tokens[i];
-    if (token.kind != Token::word) return false;
-    if (unit_.outline.call_at(i) != Outline::none) {
-      if (names(token.text)) return true;
-      bool variable = variables_.count(token.text) && !own_.count(token.text);
-      if (variable && names(objects)) return true;
-    }
-    bool declares = unit_.tokens[i + 1].is_any({";", "(", "{", "=", ",", "["});
-    size_t type = i - 1;
-    if (i > 0 && unit_.tokens[type].is(">") && unit_.outline.partner[type] != Outline::none) {
-      type = unit_.outline.partner[type] - 1;
-    }
-    return i > 0 && declares && names(unit_.tokens[type].text) &&
-           unit_.tokens[type].kind == Token::word;
-  }
-
-  bool called_within(size_t begin, size_t end) const {
-    for (size_t i = begin; i < end; ++i) {
-      if (called(i)) return true;
-    }
-    return false;
-  }
-
-  // Whether the name of a function stands at token i as a value, which something else may call.
-  bool is_value(size_t i) const {
-    auto& tokens = unit_.tokens;
-    bool known = tokens[i].kind == Token::word && free_.count(tokens[i].text) &&
-                 !hidden_.count(tokens[i].text);
-    return known && i > 0 && tokens[i - 1].is_any({"(", ",", "=", "{", "return", "?", ":", "&"}) &&
-           tokens[i + 1].is_any({")", ",", ";", "}", ":"});
-  }
-
- private:
-  // Names that are declared like variables. A type before a bracket is no call of one.
-  void find_variables() {
-    auto& tokens = unit_.tokens;
-    for (size_t i = 1; i + 1 < tokens.size(); ++i) {
-      auto& previous = tokens[i - 1];
-      bool after = (previous.kind == Token::word &&
-                    !previous.is_any({"return", "else", "case", "using", "typename"})) ||
-                   previous.is_any({">", "&", "*"});
-      if (tokens[i].kind == Token::word && after &&
-          tokens[i + 1].is_any({";", "=", ",", ")", "[", "{", "(", ":"})) {
-        variables_.insert(tokens[i].text);
-        if (!tokens[i + 1].is("(")) hidden_.insert(tokens[i].text);
-      }
-    }
-  }
-
-  bool take(const Function& function) {
-    if (!function.body || function.name == unit_.signature.name) return false;
-    if (!called_within(function.body, function.end)) return false;
-    if (function.lambda || is_call_operator(unit_, function)) {
-      bool grew = names_.insert(objects).second;
-      return function.name.empty() || function.name == "operator"
-                 ? grew : names_.insert(function.name).second || grew;
-    }
-    if (is_destructor(unit_, function)) return false;
-    if (function.name == "operator") {
-      unit_.place.refuse(unit_.tokens[function.head].line,
-                         "a simdgroup function or barrier within an operator is not supported: its "
-                         "uses cannot be told apart; call a function by its name");
-    }
-    if (!unit_.outline.in_type(function.head)) free_.insert(function.name);
-    return names_.insert(function.name).second;
-  }
-
-  bool take_values() {
-    if (names(objects)) return false;
-    for (size_t i = 0; i < unit_.tokens.size(); ++i) {
-      if (is_value(i)) return names_.insert(objects).second;
-    }
-    return false;
-  }
-
-  Unit& unit_;
-  Names names_, own_, free_, variables_, variadic_;
-  Names hidden_;  // by a variable: a function of that name is not meant
-};
-
 const char* const site = "zk_site(__builtin_LINE())";
 
 // Whether the function at hand says what its default arguments are: its first declaration does.
-bool gives_defaults(const Unit& unit, const Function& function, Names* declared) {
+bool gives_defaults(const Unit& unit, const Function& function, std::set<std::string>* declared) {
   if (function.lambda) return true;
   auto& tokens = unit.tokens;
   bool instance = tokens[function.head].is("template") &&
@@ -174,7 +49,7 @@ bool gives_defaults(const Unit& unit, const Function& function, Names* declared)
 // Adds the parameter that tells a helper which line called it.
 void pass_site(Unit& unit, const Reach& reach) {
   auto& tokens = unit.tokens;
-  Names declared;
+  std::set<std::string> declared;
   for (auto& function : unit.outline.functions) {
     bool object = (function.lambda || is_call_operator(unit, function)) && reach.names(objects) &&
                   (!function.body || reach.called_within(function.body, function.end));
@@ -197,24 +72,47 @@ void pass_site(Unit& unit, const Reach& reach) {
   }
 }
 
-// Calls of helpers of any number of arguments, and functions that are handed on.
+// f  ->  a pointer to a function of f's own type, or an object that calls one of several.
+void hand_on(Unit& unit, const Reach& reach, const Handed& handed) {
+  auto& tokens = unit.tokens;
+  auto &first = tokens[handed.begin], &last = tokens[handed.end];
+  if (handed.type) {
+    tokens[handed.begin - (handed.address ? 3 : 2)].before += "zk_without_site<";
+    tokens[handed.end + 1].after += ">";
+    return;
+  }
+  if (handed.address) tokens[handed.begin - 1].dropped = true;
+  if (handed.single) {
+    first.text = (handed.global ? "zk_hand<&::" : "zk_hand<&") + first.text;
+    last.after += ">";
+    return;
+  }
+  bool variadic = reach.variadic(tokens[handed.name].text);
+  first.site = true;
+  last.after += std::string("(") + (variadic ? std::string(site) + ", " : "") +
+                "static_cast<decltype(zk_a)>(zk_a)...); })";
+  first.text = "zk_hand_on([](auto&&... zk_a) -> decltype(auto) { return " + first.text;
+}
+
+// Calls of helpers of any number of arguments and through variables, and functions that are handed
+// on.
 void rewrite_calls(Unit& unit, const Reach& reach) {
   auto& tokens = unit.tokens;
   std::set<size_t> declarations;
   for (auto& function : unit.outline.functions) declarations.insert(function.open);
+  Handed handed;
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (reach.called(i)) tokens[i].site = true;
     size_t open = unit.outline.call_at(i);
     if (open != Outline::none && reach.variadic(tokens[i].text) && !declarations.count(open)) {
       tokens[open].after += std::string(site) + (tokens[open + 1].is(")") ? "" : ", ");
     }
-    if (reach.is_value(i)) {
-      tokens[i].site = true;
-      std::string argument = reach.variadic(tokens[i].text) ? std::string(site) + ", " : "";
-      tokens[i].text = "[](auto... zk_a) { return " + tokens[i].text + "(" + argument + "zk_a...); }";
-      bool address = tokens[i - 1].is("&") && tokens[i - 2].kind == Token::mark;
-      if (address) tokens[i - 1].dropped = true;
-    }
+    if (reach.handed(i, &handed)) hand_on(unit, reach, handed);
+  }
+  if (!reach.hands_any()) return;  // lambdas and objects know who calls them
+  for (auto [begin, open] : reach.through_values()) {
+    tokens[begin].text = std::string("zk_call(") + site + ", " + tokens[begin].text;
+    tokens[open].text = ")(";
   }
 }
 
@@ -265,8 +163,8 @@ bool has_collectives(const Unit& unit) {
   return false;
 }
 
-void mark_collectives(Unit& unit) {
-  Reach reach(unit);
+void mark_collectives(Unit& unit, const Library& library) {
+  Reach reach(unit, library);
   std::set<size_t> tails;  // the `while` of each `do`
   for (size_t i = 0; i < unit.tokens.size(); ++i) {
     auto& token = unit.tokens[i];

@@ -157,7 +157,7 @@ const Function* recursive(const Unit& unit, const std::set<std::string>& library
 }  // namespace
 
 // Metal has no stack to recurse on.
-void refuse_recursion(const Unit& unit, const std::function<std::set<std::string>()>& library) {
+void refuse_recursion(const Unit& unit, const Library& library) {
   if (!recursive(unit, {})) return;
   const Function* function = recursive(unit, library());
   if (!function) return;

@@ -40,11 +40,13 @@ struct Unit {
   }
 };
 
+// The names of Metal's functions, which take a while to gather.
+using Library = std::function<const std::set<std::string>&()>;
+
 // passes.cc
 void refuse_unsupported(const Unit&);
 void refuse_mutable_globals(const Unit&);
-// `library` gives the names of Metal's functions, which takes a while.
-void refuse_recursion(const Unit&, const std::function<std::set<std::string>()>& library);
+void refuse_recursion(const Unit&, const Library&);
 void drop_attributes(Unit&);
 void drop_hints(Unit&);
 void free_specialised_operators(Unit&);
@@ -77,6 +79,6 @@ void expand_designators(Unit&);
 const std::set<std::string>& collectives();  // Metal's functions at which threads meet
 bool has_collectives(const Unit&);
 bool has_threadgroup_memory(const Unit&);
-void mark_collectives(Unit&);
+void mark_collectives(Unit&, const Library&);
 
 }  // namespace zmlx

@@ -235,9 +235,14 @@ Unit read_unit(const std::string& metal_text, const Prelude& prelude,
 
 Rewritten rewrite(const std::string& metal_text, const RewriteOptions& options) {
   const Prelude& prelude = prelude_in(options.prelude_dir, options.dialect);
+  std::set<std::string> known;
+  const Library library = [&]() -> const std::set<std::string>& {
+    if (known.empty()) known = library_names(prelude);
+    return known;
+  };
   if (options.dialect == Dialect::cuda) {
     Unit unit = read_unit(keep_pragmas(metal_text), prelude, options);
-    refuse_recursion(unit, [&] { return library_names(prelude); });
+    refuse_recursion(unit, library);
     return cuda_text(unit, [&](auto& names) { return Selection(prelude, names, {}).text(); });
   }
   Unit unit = read_unit(metal_text, prelude, options);
@@ -249,7 +254,7 @@ Rewritten rewrite(const std::string& metal_text, const RewriteOptions& options) 
 
   refuse_unsupported(unit);
   refuse_mutable_globals(unit);
-  refuse_recursion(unit, [&] { return library_names(prelude); });
+  refuse_recursion(unit, library);
   merge_overloads(unit);
   merge_specialisations(unit);
   drop_attributes(unit);
@@ -266,7 +271,7 @@ Rewritten rewrite(const std::string& metal_text, const RewriteOptions& options) 
   rename_keywords(unit);
   rewrite_swizzles(unit);
   balance_conditionals(unit);
-  if (unit.mode == Mode::cooperative) mark_collectives(unit);
+  if (unit.mode == Mode::cooperative) mark_collectives(unit, library);
   declare_kernel(unit);
   name_alike(unit);
 

@@ -1,0 +1,285 @@
+#include "reach.h"
+
+#include <cctype>
+#include <iterator>
+
+namespace zmlx {
+
+bool is_call_operator(const Unit& unit, const Function& function) {
+  return function.name == "operator" && unit.tokens[function.open - 1].is(")");
+}
+
+bool is_destructor(const Unit& unit, const Function& function) {
+  return !function.lambda && function.open > 1 && unit.tokens[function.open - 2].is("~");
+}
+
+bool is_variadic(const Unit& unit, const Function& function) {
+  for (size_t i = function.open; i < function.close; ++i) {
+    if (unit.tokens[i].is("...")) return true;
+  }
+  return false;
+}
+
+namespace {
+
+// Words behind which an expression begins.
+bool starts_expression(const Token& token) {
+  return token.is_any({"return", "else", "case", "do"});
+}
+
+// Words behind which a type's name stands.
+bool names_type(const Token& token) {
+  return token.is_any({"struct", "class", "union", "enum", "typename", "using", "namespace"});
+}
+
+bool qualifies(const Token& token) {
+  return token.is_any({"const", "volatile", "device", "constant", "thread", "threadgroup"});
+}
+
+// Whether a type stands before the qualifiers that end at token i: `float const x`.
+bool declared_behind(const Tokens& tokens, size_t i) {
+  while (i > 0 && qualifies(tokens[i])) --i;
+  return tokens[i].is_any({">", "*", "&"}) ||
+         (tokens[i].kind == Token::word && !starts_expression(tokens[i]));
+}
+
+// Whether the `&` before the name at token i begins an expression; in `T (&a)[4]` it does not.
+bool takes_address(const Tokens& tokens, size_t i) {
+  if (i < 2 || tokens[i - 2].kind != Token::mark || tokens[i - 2].is_any({">", "*"})) return false;
+  return !(tokens[i - 2].is("(") && tokens[i + 1].is(")") && tokens[i + 2].is_any({"[", "("}));
+}
+
+bool is_number_type(const Token& token) {
+  static const std::set<std::string> names = {
+      "bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "bfloat",
+      "float", "unsigned", "signed", "auto"};
+  std::string text = token.text;
+  while (!text.empty() && std::isdigit((unsigned char)text.back())) text.pop_back();
+  bool sized = text.size() > 1 && text.compare(text.size() - 2, 2, "_t") == 0;
+  return sized || names.count(text) > 0;
+}
+
+}  // namespace
+
+Reach::Reach(Unit& unit, const Library& library)
+    : unit_(unit), library_(library), names_(collectives()) {
+  find_functions();
+  find_variables();
+  find_indirect();
+  bool grew = true;
+  while (grew) {
+    grew = false;
+    for (auto& function : unit.outline.functions) grew |= take(function);
+    grew |= take_values();
+  }
+  if (!hands_any_) return;
+  // A variable that has the name of a function of Metal's hides it nowhere else.
+  for (auto entry = through_values_.begin(); entry != through_values_.end();) {
+    bool known = library().count(unit.tokens[entry->second - 1].text) > 0;
+    entry = known ? through_values_.erase(entry) : std::next(entry);
+  }
+}
+
+bool Reach::called(size_t i) const {
+  auto& tokens = unit_.tokens;
+  if (names(objects) && indirect_.count(i)) return true;
+  if (tokens[i].kind != Token::word) return false;
+  if (names(tokens[i].text) && unit_.outline.call_at(i) != Outline::none) return true;
+  bool declares = tokens[i + 1].is_any({";", "(", "{", "=", ",", "["});
+  size_t type = i - 1;
+  if (i > 0 && tokens[type].is(">") && unit_.outline.partner[type] != Outline::none) {
+    type = unit_.outline.partner[type] - 1;
+  }
+  return i > 0 && declares && names(tokens[type].text) && tokens[type].kind == Token::word;
+}
+
+bool Reach::called_within(size_t begin, size_t end) const {
+  for (size_t i = begin; i < end; ++i) {
+    if (called(i)) return true;
+  }
+  return false;
+}
+
+bool Reach::handed(size_t i, Handed* handed) const {
+  auto& tokens = unit_.tokens;
+  auto& outline = unit_.outline;
+  if (tokens[i].kind != Token::word || i == 0 || !names(tokens[i].text)) return false;
+  size_t begin = i;
+  while (begin > 1 && tokens[begin - 1].is("::")) {
+    size_t owner = begin - 2;
+    if (tokens[owner].is(">") && outline.partner[owner] != Outline::none) {
+      owner = outline.partner[owner] - 1;
+    }
+    if (tokens[owner].kind != Token::word) break;
+    begin = owner;
+  }
+  bool qualified = begin != i;
+  bool known = qualified ? own_.count(tokens[i].text) > 0
+                         : free_.count(tokens[i].text) && !hidden_.count(tokens[i].text);
+  if (!known) return false;
+  size_t list = outline.angle_end(i + 1);
+  size_t end = list == Outline::none ? i : list;
+  auto &before = tokens[begin - 1], &after = tokens[end + 1];
+  bool first = before.is_any({"(", ",", "=", "{", "return", "?", ":", "&", "==", "!="}) ||
+               outline.angle_end(begin - 1) != Outline::none;
+  bool last = after.is_any({")", ",", ";", "}", ":", "?", "==", "!=", "&&", "||"}) ||
+              (after.is(">") && outline.partner[end + 1] != Outline::none);
+  if (!first || !last) return false;
+  handed->begin = begin;
+  handed->name = i;
+  handed->end = end;
+  handed->address = before.is("&") && tokens[begin - 2].kind == Token::mark;
+  size_t bracket = begin - (handed->address ? 2 : 1);
+  handed->type = tokens[bracket].is("(") && bracket > 0 && tokens[bracket - 1].is("decltype");
+  auto wanted = open_.find(tokens[i].text);
+  size_t given = list == Outline::none ? 0 : list_size(i + 1);
+  // Behind `::` a function at file scope is told from one of Metal's that has its name.
+  handed->global = !qualified && global_.count(tokens[i].text) > 0;
+  handed->single = types_.at(tokens[i].text).size() == 1 && !variadic_.count(tokens[i].text) &&
+                   given == (wanted == open_.end() ? 0 : wanted->second) &&
+                   (qualified || handed->global || !library_().count(tokens[i].text));
+  return true;
+}
+
+// The items of a template list; a pack is more than any list holds.
+size_t Reach::list_size(size_t open) const {
+  size_t close = unit_.outline.partner[open], size = open + 1 < close;
+  for (size_t i = open + 1; i < close; ++i) {
+    if (unit_.tokens[i].is("...")) return Outline::none;
+    if (unit_.tokens[i].is(",")) ++size;
+    if (unit_.outline.partner[i] != Outline::none) i = unit_.outline.partner[i];
+  }
+  return size;
+}
+
+void Reach::find_functions() {
+  auto& tokens = unit_.tokens;
+  for (auto& function : unit_.outline.functions) {
+    if (function.lambda) continue;
+    own_.insert(function.name);
+    if (is_variadic(unit_, function)) variadic_.insert(function.name);
+    size_t head = function.head;
+    bool list = tokens[head].is("template") && tokens[head + 1].is("<");
+    if (tokens[head].is("template") && (!list || tokens[head + 2].is(">"))) continue;  // of another
+    types_[function.name].insert(parameter_types(unit_, function));
+    if (list) open_[function.name] = list_size(head + 1);
+    if (function.scope == 0) global_.insert(function.name);
+  }
+}
+
+// Names that are declared like variables. A type before a bracket is no call of one.
+void Reach::find_variables() {
+  auto& tokens = unit_.tokens;
+  auto& partner = unit_.outline.partner;
+  Names types;
+  std::set<size_t> parameters;
+  for (auto& function : unit_.outline.functions) {
+    for (size_t i = function.open; i < function.close; ++i) parameters.insert(i);
+  }
+  for (size_t i = 1; i + 1 < tokens.size(); ++i) {
+    if (tokens[i].kind != Token::word) continue;
+    auto &previous = tokens[i - 1], &next = tokens[i + 1];
+    if (next.kind == Token::word || names_type(previous)) types.insert(tokens[i].text);
+    bool typed = (previous.kind == Token::word && !starts_expression(previous) &&
+                  !previous.is_any({"using", "typename"})) ||
+                 previous.is_any({">", "*"}) || (previous.is("&") && !takes_address(tokens, i));
+    // `void (f)(int)` is a parameter that is a function.
+    bool function = previous.is("(") && next.is(")") && tokens[i + 2].is("(") && i > 1 &&
+                    tokens[i - 2].kind == Token::word && !starts_expression(tokens[i - 2]);
+    bool last = next.is(">") && partner[i + 1] != Outline::none &&
+                tokens[partner[i + 1] - 1].is("template");
+    bool ends = next.is_any({";", "=", ",", ")", "[", "{", "(", ":"});
+    if (!function && !(typed && (ends || last))) continue;
+    variables_.insert(tokens[i].text);
+    if (!next.is("(")) hidden_.insert(tokens[i].text);
+    bool unnamed = qualifies(previous) && !declared_behind(tokens, i - 1);
+    bool value = !next.is("(") || parameters.count(i);
+    if (value && !unnamed && !is_number_type(tokens[i])) values_.insert(tokens[i].text);
+  }
+  for (auto& type : types) values_.erase(type);
+}
+
+void Reach::find_indirect() {
+  std::set<size_t> declarations;
+  for (auto& function : unit_.outline.functions) {
+    declarations.insert(function.open);
+    if (!function.body) continue;
+    bool list = unit_.tokens[function.close + 1].is(":");  // of members and their values
+    for (size_t i = function.close; list && i < function.body; ++i) declarations.insert(i);
+  }
+  for (size_t open = 1; open < unit_.tokens.size(); ++open) {
+    if (!unit_.tokens[open].is("(") || declarations.count(open)) continue;
+    size_t name, begin = callee(open, &name);
+    if (begin == Outline::none) continue;
+    indirect_.insert(begin);
+    bool value = name == Outline::none || values_.count(unit_.tokens[name].text);
+    if (value) through_values_[begin] = open;
+  }
+}
+
+// Where the expression begins whose value the bracket calls, or none: f, a.f, a[i], (*f) or
+// (c ? f : g), which alone has no name.
+size_t Reach::callee(size_t open, size_t* name) const {
+  auto& tokens = unit_.tokens;
+  auto& partner = unit_.outline.partner;
+  size_t begin = *name = open - 1;
+  bool chosen = false;
+  if (tokens[begin].is(")")) {
+    begin = partner[begin];
+    for (size_t i = begin + 1; i < open - 1; ++i) {
+      chosen |= tokens[i].is("?");
+      if (partner[i] != Outline::none) i = partner[i];
+    }
+    bool pointer = begin + 4 == open && tokens[begin + 1].is("*");
+    if (!chosen && !pointer) return Outline::none;
+    *name = chosen ? Outline::none : begin + 2;
+  } else {
+    while (tokens[*name].is("]") && partner[*name] > 0) *name = partner[*name] - 1;
+    begin = *name;
+  }
+  bool variable = chosen || (tokens[*name].kind == Token::word &&
+                             variables_.count(tokens[*name].text) &&
+                             !own_.count(tokens[*name].text));
+  if (!variable) return Outline::none;
+  while (begin > 1 && tokens[begin - 1].is_any({".", "->"})) {
+    begin -= 2;
+    while (begin > 0 && tokens[begin].is_any({")", "]"})) {
+      begin = partner[begin];
+      if (begin > 0 && (tokens[begin - 1].kind == Token::word || tokens[begin - 1].is("]"))) --begin;
+    }
+  }
+  if (begin == 0) return Outline::none;
+  auto& before = tokens[begin - 1];
+  bool declares = (before.kind == Token::word && !starts_expression(before)) ||
+                  (before.is(">") && partner[begin - 1] != Outline::none);
+  return declares ? Outline::none : begin;
+}
+
+bool Reach::take(const Function& function) {
+  if (!function.body || function.name == unit_.signature.name) return false;
+  if (!called_within(function.body, function.end)) return false;
+  if (function.lambda || is_call_operator(unit_, function)) {
+    bool grew = names_.insert(objects).second;
+    return function.name.empty() || function.name == "operator"
+               ? grew : names_.insert(function.name).second || grew;
+  }
+  if (is_destructor(unit_, function)) return false;
+  if (function.name == "operator") {
+    unit_.place.refuse(unit_.tokens[function.head].line,
+                       "a simdgroup function or barrier within an operator is not supported: its "
+                       "uses cannot be told apart; call a function by its name");
+  }
+  if (!unit_.outline.in_type(function.head)) free_.insert(function.name);
+  return names_.insert(function.name).second;
+}
+
+bool Reach::take_values() {
+  if (hands_any_) return false;
+  Handed handed;
+  for (size_t i = 0; i < unit_.tokens.size() && !hands_any_; ++i) {
+    hands_any_ = this->handed(i, &handed) && !handed.type;
+  }
+  return hands_any_ && names_.insert(objects).second;
+}
+
+}  // namespace zmlx

@@ -1,0 +1,74 @@
+// Which calls of a text come to a place where threads meet. Found by scanning, so that a name stands
+// for all that have it.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+
+#include "passes.h"
+
+namespace zmlx {
+
+// Stands for all lambdas, objects with an operator() and pointers to functions: they are called by
+// the names of variables.
+inline const char* const objects = "()";
+
+bool is_call_operator(const Unit&, const Function&);
+bool is_destructor(const Unit&, const Function&);
+bool is_variadic(const Unit&, const Function&);
+
+// A function that stands as a value, which something else may call, or in `decltype`.
+struct Handed {
+  size_t begin = 0, name = 0, end = 0;  // S<T>::name<4>; `end` is its last token
+  bool address = false;                 // behind an `&`
+  bool type = false;
+  bool global = false;  // at file scope
+  bool single = false;  // no overload, and no template whose arguments are open
+};
+
+class Reach {
+ public:
+  Reach(Unit&, const Library&);
+
+  bool names(const std::string& name) const { return names_.count(name) > 0; }
+  // Their argument that tells who calls comes first, since no other may follow theirs.
+  bool variadic(const std::string& name) const { return names(name) && variadic_.count(name); }
+
+  // Whether a call begins at token i, or a variable whose constructor is one.
+  bool called(size_t i) const;
+  bool called_within(size_t begin, size_t end) const;
+
+  // Whether one stands with its name at token i.
+  bool handed(size_t i, Handed*) const;
+  bool hands_any() const { return hands_any_; }
+  // The calls of what a variable may hold: their first token, and the bracket behind what is called.
+  const std::map<size_t, size_t>& through_values() const { return through_values_; }
+
+ private:
+  using Names = std::set<std::string>;
+
+  void find_functions();
+  void find_variables();
+  void find_indirect();
+  size_t callee(size_t open, size_t* name) const;
+  bool take(const Function&);
+  bool take_values();
+  size_t list_size(size_t open) const;
+
+  Unit& unit_;
+  const Library& library_;
+  Names names_;
+  // Functions of the text: all, those outside types, those at file scope, those with packs.
+  Names own_, free_, global_, variadic_;
+  std::map<std::string, Names> types_;  // of the functions of a name
+  std::map<std::string, size_t> open_;  // how many arguments a template has
+  Names variables_;
+  Names hidden_;  // by a variable: a function of that name is not meant
+  Names values_;  // of variables that may hold a function, for all that the text tells
+  std::set<size_t> indirect_;  // where calls of variables begin
+  std::map<size_t, size_t> through_values_;
+  bool hands_any_ = false;
+};
+
+}  // namespace zmlx
