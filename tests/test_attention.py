@@ -4,6 +4,7 @@ masks of every shape, random configurations, memory."""
 import math
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import mlx.core as mx
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from plain_gradients import WAYS, assert_plain_gradients
 
 import zmlx
-from zmlx import launch, metal
+from zmlx import launch, metal, transforms
 from zmlx.kernels import attention_launch
 from zmlx.kernels import scaled_dot_product_attention as attention
 from zmlx.registry import get
@@ -216,6 +217,23 @@ def test_a_gradient_asked_for_alone_is_the_same(kind):
         for i, want in enumerate(together):
             (got,) = gradients(attention, values, [i], cotangents)
             np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("which", [(0, 3), (1, 3), (0, 1, 2, 3)], ids=str)
+def test_a_gradient_of_gradients_may_be_compiled(which, strict):
+    """Kernels for several inputs have a fallback each, with equal parts, which a compile merges:
+    what a fusable op (a cosine here) gives them must be there for all."""
+    values = qkv(queries=5, keys=5) + arrays((5, 5), seed=7)
+
+    def penalty(*xs):
+        loss = mx.grad(lambda *ys: mx.sin(attention(*ys)).sum(), which)
+        return sum(x.square().sum() for x in loss(*xs))
+
+    function = mx.grad(penalty, range(4))
+    with transforms.strict() if strict else nullcontext():
+        for got, want in zip(mx.compile(function)(*values), function(*values), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
 def test_the_backward_is_the_same_every_time():

@@ -1,6 +1,7 @@
 """Fused optimizers: MLX's trajectories, MLX's state, few launches."""
 
 import importlib
+import inspect
 from functools import partial
 
 import mlx.core as mx
@@ -92,6 +93,16 @@ def test_every_other_name_is_mlx_s_own():
     assert optimizers.AdamW is not mlx_optimizers.AdamW
     with pytest.raises(AttributeError, match="nothing_of_the_kind"):
         optimizers.nothing_of_the_kind  # noqa: B018
+
+
+def test_the_optimizers_are_those_of_mlx():
+    """What lists the classes of the module finds no base of ours among them."""
+
+    def names(module):
+        members = inspect.getmembers(module, inspect.isclass)
+        return [name for name, c in members if issubclass(c, mlx_optimizers.Optimizer)]
+
+    assert names(optimizers) == names(mlx_optimizers)
 
 
 def test_every_form_of_import_that_mlx_s_have():

@@ -245,3 +245,10 @@ def test_matrices_are_made_of_columns_in_braces(compiler):
 def test_swizzles_name_components_that_there_are(compiler, use):
     text = prelude("vectors") + f"\nvoid f() {{ float2 a(1, 2); {use} }}\n"
     assert "the vector has no such component" in errors(text, compiler)
+
+
+@every_compiler
+@pytest.mark.parametrize("size", [1, 5, 8])
+def test_a_vector_of_another_size_is_named(compiler, size):
+    text = prelude("vectors") + f"\nvoid f() {{ vec<float, {size}> a; }}\n"
+    assert "a vector has 2, 3 or 4 components" in errors(text, compiler)

@@ -39,6 +39,8 @@ def factor_of(module):
         {"type": "llama3", "factor": 8.0},
         YARN,
         {**YARN, "factor": 40.0, "mscale": 0.7, "mscale_all_dim": 1.3, "beta_fast": 24},
+        {**YARN, "mscale": 0.7},
+        {**YARN, "mscale_all_dim": 0.7},
         {**YARN, "type": "deepseek_yarn", "factor": 0.5},
         {**YARN, "original_max_position_embeddings": 2},
         LONG,
@@ -81,6 +83,17 @@ def test_the_length_chooses_the_factors_of_longrope():
     assert rope_freqs(64, scaling)[1] == 1.5
     for entry in ({"factor": 32.0}, {"attention_factor": (17 / 12) ** 0.5}):
         assert rope_freqs(64, {**LONG, **entry})[1] == pytest.approx((1 + 5 / 12) ** 0.5)
+
+
+def test_a_factor_of_longrope_goes_before_the_ratio_of_the_lengths():
+    """As in transformers; mlx-lm does not read it."""
+    for longest in (None, 131072):
+        for factor, want in ((16.0, (1 + 4 / 12) ** 0.5), (0.5, 1.0)):
+            scaling = {**LONG, "factor": factor}
+            got = rope_freqs(64, scaling, max_position_embeddings=longest)[1]
+            assert got == pytest.approx(want)
+    scaling = {**LONG, "factor": 16.0, "attention_factor": 1.5}
+    assert rope_freqs(64, scaling, max_position_embeddings=131072)[1] == 1.5
 
 
 def test_yarn_keeps_short_waves_and_stretches_long_ones():

@@ -160,6 +160,10 @@ def backward_in_mlx(form: Form, inputs: Arrays, dynamic: bool = False) -> tuple[
     some, options = _float32(form, inputs)
     dout, _, _, delta = inputs[-4:]
     q, k, v, dout = some["q"], some["k"], some["v"], dout.astype(mx.float32)
+    # A view that no elementwise kernel of `mx.compile` takes in. Gradients of several of these make
+    # three equal transposes of dout; MLX 0.32 may merge two of them and then compute what they read
+    # inside one kernel, where the third does not find it (IndexError).
+    dout = dout.swapaxes(-1, -2).swapaxes(-1, -2)
     group = q.shape[1] // k.shape[1]
     if group > 1:
         k, v = mx.repeat(k, group, axis=1), mx.repeat(v, group, axis=1)

@@ -8,6 +8,9 @@
     proportional   f · factor for the first pairs; the others do not turn       (Gemma)
 
 where f = base^(2i / dims) is what pair i would have without scaling: its wavelength over 2π.
+
+What mlx-lm computes from an entry is computed here. An entry that mlx-lm does not read means what
+it means in Hugging Face's transformers.
 """
 
 from __future__ import annotations
@@ -153,7 +156,8 @@ def _yarn(model: _Model) -> _Scaled:
 
     attention = model.number("attention_factor", 0.0)
     if not attention:
-        # mscale_all_dim may be zero, which is its default.
+        # mscale_all_dim may be zero, which is its default. transformers reads the two only where
+        # both are there.
         attention = temperature(model.number("mscale", 1.0, above=-inf)) / temperature(
             model.number("mscale_all_dim", 0.0, above=-inf)
         )
@@ -173,7 +177,7 @@ def _longrope(model: _Model) -> _Scaled:
             f"[{_OP}] 'max_position_embeddings' must be given for '{model.kind}' without "
             f"'attention_factor' or 'factor' in 'scaling' but got None."
         )
-    factor = model.number("factor") if model.longest is None else model.longest / trained
+    factor = model.number("factor", model.longest and model.longest / trained)
     return freqs, 1.0 if factor <= 1 else sqrt(1 + log(factor) / log(trained))
 
 
@@ -227,12 +231,24 @@ def rope_freqs(
         max_position_embeddings: the longest context, which dynamic needs, and longrope where the
             scaling has neither its attention factor nor the "factor" of the lengths.
         length: of the sequence: needed by dynamic; longrope takes the short factors for one that
-            is not longer than the model was trained with, and the long ones if it is None.
+            is not longer than the model was trained with, and the long ones if it is None, as
+            mlx-lm does for every length. transformers takes the short ones for None.
 
     Returns:
         (dims / 2,) wavelengths over 2π in float32, as `freqs` of `rope` and `mx.fast.rope`, and the
         attention factor of yarn and longrope, by which queries and keys that turn are multiplied;
         else 1. Elements that do not turn (`dims` < D) keep their size.
+
+    The attention factor is the first of these that the scaling has:
+
+    - yarn: "attention_factor"; t(mscale) / t(mscale_all_dim) with t(s) = 1 + 0.1 s log(factor), or
+      1 for a factor of at most 1. As in mlx-lm, a missing mscale is 1 and a missing mscale_all_dim
+      0. transformers takes t(1) unless both are there and not 0.
+    - longrope: "long_mscale" ("short_mscale" with the short factors); "attention_factor";
+      √(1 + log(factor) / log(original_max_position_embeddings)), or 1 for a factor of at most 1,
+      with the scaling's "factor", else max_position_embeddings / original_max_position_embeddings.
+      The mscales are mlx-lm's, the rest is as in transformers: mlx-lm always takes the ratio of the
+      lengths, which is what is computed without "factor" and "attention_factor".
     """
     dims = check_integer(_OP, "dims", dims)
     if dims < 2 or dims % 2:

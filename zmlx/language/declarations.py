@@ -146,6 +146,17 @@ CONSTANTS = {
         "struct Options { static constant constexpr float scale = 0.5;\n"
         "static constant constexpr int count = 3; };",
     ),
+    "constant pointers to constants": Row(
+        "constexpr constant float* p = table; constant float* const q = table + 1;\n"
+        "r = p[i % 2] + q[0];",
+        np.array([1, 2])[INDEX % 2] + 2,
+        "constant float table[2] = {1, 2};",
+    ),
+    "uniform values": Row(
+        "constexpr const uniform<int> step = make_uniform(2); uniform<float> a = make_uniform(0.5f);\n"
+        "for (int k = 0; k < step; ++k) r += a * x[i];",
+        X,
+    ),
     "a constant template": Row(
         "r = two<float> * x[i];", 2 * X, "template <typename T> constant T two = T(2);"
     ),
@@ -324,14 +335,20 @@ CLASSES = {
         X,
     ),
     "constructors by address space": Row(
-        "Total<float> t, u(x[i]); threadgroup Total<float> s[8]; s[0] = u; t = s[0]; r = t.sum;",
-        X,
+        "Total<float> t, u(x[i]); threadgroup Total<float> s[8]; s[0] = u; t = s[0]; r = t.sum;\n"
+        "const Total<float> v(i + 1); r += v.twice() + Total<float>(1).twice();",
+        X + 2 * (INDEX + 1) + 2,
         """
         template <typename T> struct Total {
             T sum;
             constexpr Total<T>() = default;
             constexpr Total<T>() threadgroup = default;
             constexpr Total<T>(T sum) : sum(sum) {}
+            template <typename U> constexpr Total(U sum) thread : sum(T(sum)) {}
+            template <typename U> constexpr Total(U sum) device : sum(T(sum)) {}
+            template <typename U> constexpr Total(U sum) constant : sum(T(sum)) {}
+            T twice() const thread { return 2 * sum; }
+            T twice() const constant { return 2 * sum; }
         };
         """,
     ),

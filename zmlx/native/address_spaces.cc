@@ -130,7 +130,7 @@ void replace_constant(Unit& unit, size_t i, bool variable) {
   }
   for (size_t k = i + 1; k < tokens.size() && look(tokens[k]); ++k) {
   }
-  tokens[i].dropped = constant || computed;
+  tokens[i].dropped = constant || (computed && variable);  // of a pointer it is what it points to
   tokens[i].text = "const";
   bool local = unit.outline.function_at(i) != nullptr;
   // A member of a struct is defined where it is declared, which C++ allows constexpr ones only.
@@ -197,15 +197,24 @@ class Canonical {
       key += named ? text(item.first, name) + text(name + 1, end) : text(item.first, end);
       key += ",";
     }
-    for (size_t i = function_.close + 1; !unit_.tokens[i].is_any({":", "{", ";"}); ++i) {
-      if (unit_.tokens[i].is("const")) key += "const";
+    bool constant = false;
+    for (size_t i = function_.close + 1; i < rest(); ++i) {
+      constant |= unit_.tokens[i].is_any({"const", "constant"});
     }
+    if (constant && !is_constructor(unit_, function_)) key += "const";
     return key + "@" + std::to_string(function_.scope);
   }
 
-  std::string body() const { return text(function_.close + 1, function_.end); }
+  std::string body() const { return text(rest(), function_.end); }
 
  private:
+  // Past the parameters and the qualifiers of the object.
+  size_t rest() const {
+    size_t i = function_.close + 1;
+    while (unit_.tokens[i].is("const") || is_space(unit_.tokens[i])) ++i;
+    return i;
+  }
+
   // The classes or namespaces of a function that is defined outside them: `A::` of `A<T>::f`.
   std::string owner() const {
     auto& tokens = unit_.tokens;
@@ -340,6 +349,11 @@ bool has_threadgroup_memory(const Unit& unit) {
 
 void rewrite_address_spaces(Unit& unit) {
   auto& tokens = unit.tokens;
+  for (auto& function : unit.outline.functions) {
+    // No object is constant before it is made.
+    bool drops = tokens[function.close + 1].is("constant") && is_constructor(unit, function);
+    if (drops) tokens[function.close + 1].dropped = true;
+  }
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (!is_space(tokens[i]) || tokens[i].dropped) continue;
     bool variable = declares_variable(unit, i);

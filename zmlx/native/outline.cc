@@ -63,8 +63,8 @@ const std::set<std::string> library_templates = {
     "make_signed", "make_signed_t", "make_unsigned", "make_unsigned_t", "matrix", "numeric_limits",
     "packed_vec", "rank", "reinterpret_cast", "remove_const", "remove_const_t", "remove_cv",
     "remove_cv_t", "remove_pointer", "remove_pointer_t", "remove_reference", "remove_reference_t",
-    "simdgroup_matrix", "static_cast", "template", "underlying_type", "underlying_type_t", "vec",
-    "WorkPerThread"};
+    "simdgroup_matrix", "static_cast", "template", "underlying_type", "underlying_type_t", "uniform",
+    "vec", "WorkPerThread"};
 
 // The name that a template declares: the last word before the first of some marks.
 void Outline::find_templates() {
@@ -104,7 +104,8 @@ size_t Outline::find_list_end(size_t i) const {
   bool trait = name.compare(0, 3, "is_") == 0;
   if (!trait && !templates.count(name)) return none;
   // Names that are as good for a variable, which may stand before a comparison.
-  bool doubtful = tokens_[i - 1].is_any({"array", "matrix", "vec", "rank", "extent"});
+  bool doubtful =
+      tokens_[i - 1].is_any({"array", "matrix", "vec", "rank", "extent", "uniform"});
   int depth = 0;
   for (size_t k = i; k < tokens_.size(); ++k) {
     if (tokens_[k].is("<")) {

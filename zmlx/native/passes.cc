@@ -210,20 +210,29 @@ void free_specialised_operators(Unit& unit) {
   }
 }
 
+bool is_constructor(const Unit& unit, const Function& function) {
+  auto& tokens = unit.tokens;
+  if (function.open == 0 || function.lambda || !unit.outline.in_type(function.head)) return false;
+  size_t list = unit.outline.partner[function.open - 1];
+  bool named = tokens[function.open - 1].is(">") && list != Outline::none;
+  size_t name = named ? list - 1 : function.open - 1;
+  for (size_t i = function.head; i < name; ++i) {
+    if (unit.outline.angle_end(i) != Outline::none) {
+      i = unit.outline.angle_end(i);
+    } else if (!tokens[i].dropped && !tokens[i].is_any({"constexpr", "inline", "explicit",
+                                                          "METAL_FUNC", "template"})) {
+      return false;
+    }
+  }
+  return true;
+}
+
 // `Pair<T>() { … }` in a template Pair is a constructor in C++17; C++20 knows `Pair() { … }` only.
 void name_constructors(Unit& unit) {
   auto& tokens = unit.tokens;
   for (auto& function : unit.outline.functions) {
-    if (function.open == 0 || !unit.outline.in_type(function.head)) continue;
+    if (!is_constructor(unit, function) || !tokens[function.open - 1].is(">")) continue;
     size_t list = unit.outline.partner[function.open - 1];
-    if (!tokens[function.open - 1].is(">") || list == Outline::none) continue;
-    bool constructor = true;
-    for (size_t i = function.head; i + 1 < list; ++i) {
-      if (unit.outline.angle_end(i) != Outline::none) i = unit.outline.angle_end(i);
-      else constructor &= tokens[i].dropped || tokens[i].is_any({"constexpr", "inline", "explicit",
-                                                                   "METAL_FUNC", "template"});
-    }
-    if (!constructor) continue;
     for (size_t i = list; i < function.open; ++i) tokens[i].dropped = true;
   }
 }

@@ -50,6 +50,7 @@ void refuse_recursion(const Unit&, const Library&);
 void drop_attributes(Unit&);
 void drop_hints(Unit&);
 void free_specialised_operators(Unit&);
+bool is_constructor(const Unit&, const Function&);
 void name_constructors(Unit&);
 void suffix_literals(Unit&);
 void rename_keywords(Unit&);

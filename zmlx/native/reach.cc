@@ -116,7 +116,8 @@ bool Reach::handed(size_t i, Handed* handed) const {
   bool qualified = begin != i;
   bool known = qualified ? own_.count(tokens[i].text) > 0
                          : free_.count(tokens[i].text) && !hidden_.count(tokens[i].text);
-  if (!known) return false;
+  auto types = types_.find(tokens[i].text);
+  if (!known || types == types_.end() || begin == 0) return false;
   size_t list = outline.angle_end(i + 1);
   size_t end = list == Outline::none ? i : list;
   auto &before = tokens[begin - 1], &after = tokens[end + 1];
@@ -135,7 +136,7 @@ bool Reach::handed(size_t i, Handed* handed) const {
   size_t given = list == Outline::none ? 0 : list_size(i + 1);
   // Behind `::` a function at file scope is told from one of Metal's that has its name.
   handed->global = !qualified && global_.count(tokens[i].text) > 0;
-  handed->single = types_.at(tokens[i].text).size() == 1 && !variadic_.count(tokens[i].text) &&
+  handed->single = types->second.size() == 1 && !variadic_.count(tokens[i].text) &&
                    given == (wanted == open_.end() ? 0 : wanted->second) &&
                    (qualified || handed->global || !library_().count(tokens[i].text));
   return true;

@@ -17,10 +17,9 @@ import mlx.optimizers as _mlx
 
 from ..stand_in import public_names, share_submodules
 from .clip import clip_by_global_norm, global_norm
-from .fused import Fused
 from .optimizers import SGD, Adam, AdamW, Lion
 
-__all__ = ["SGD", "Adam", "AdamW", "Fused", "Lion", "clip_by_global_norm", "global_norm"]
+__all__ = ["SGD", "Adam", "AdamW", "Lion", "clip_by_global_norm", "global_norm"]
 __all__ = sorted({*__all__, *public_names(_mlx)})
 
 share_submodules(__name__, _mlx)

@@ -39,8 +39,8 @@ _OPTIONS = """
             place; True takes kernels everywhere, False nowhere.
 
     The state tree is MLX's, so that checkpoints of either go with the other. `statistics` says how
-    many parameters took the kernel; see `Fused` for which do. Learning rate, betas, eps and step
-    are inputs of the kernel: a schedule compiles nothing.
+    many parameters took the kernel; see `zmlx.optimizers.fused.Fused` for which do. Learning rate,
+    betas, eps and step are inputs of the kernel: a schedule compiles nothing.
 """
 _MASK = """\
         weight_decay_mask: of the path ("layers.0.norm.weight") and the parameter, whether it

@@ -7,7 +7,9 @@
 namespace metal {
 
 template <class T, int N>
-struct vec;
+struct vec {
+  static_assert(N == 2, "a vector has 2, 3 or 4 components");
+};
 template <class T, int N>
 struct packed_vec;
 
