@@ -284,6 +284,18 @@ def test_another_routing_is_left_alone_with_a_reason(weigh):
     ]
 
 
+def by_length(g):
+    return by_sigmoid(g) if g.shape[-2] > 50 else by_softmax(g)
+
+
+def test_a_routing_that_goes_by_the_length_of_a_prompt_is_left_alone():
+    report = zmlx.patch(Block(by_length))
+    assert report.kinds() == {"experts": 1, "gated": 1}
+    assert [(s.path, s.why) for s in report.skipped] == [
+        ("", "it computes another thing for a long prompt")
+    ]
+
+
 class Doubled(SwitchGLU):
     """Not the experts that its structure promises."""
 
@@ -299,16 +311,20 @@ class Crossed(SwitchGLU):
         return y if indices.size < 64 else 2 * y
 
 
-@pytest.mark.parametrize("cls", [Doubled, Crossed])
-def test_other_experts_are_left_alone_with_a_reason(cls):
+@pytest.mark.parametrize(
+    ("cls", "why"),
+    [
+        (Doubled, "its call equals no gated experts"),
+        (Crossed, "it computes another thing for a long prompt"),
+    ],
+)
+def test_other_experts_are_left_alone_with_a_reason(cls, why):
     block = Block(by_softmax, cls(64, 32, 8))
     x = mx.random.normal((50, 64))
     want = block(x)
     report = zmlx.patch(block)
     assert report.kinds() == {"router": 1, "gated": 1}
-    assert [(s.path, s.why) for s in report.skipped] == [
-        ("switch_mlp", "its call equals no gated experts")
-    ]
+    assert [(s.path, s.why) for s in report.skipped] == [("switch_mlp", why)]
     assert near(block(x), want)
 
 

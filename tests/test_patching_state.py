@@ -1,6 +1,7 @@
 """What modules keep: state, classes and random numbers stay theirs, and later changes count."""
 
 import copy
+import inspect
 
 import mlx.core as mx
 import mlx.nn as mnn
@@ -297,6 +298,41 @@ def test_classes_that_are_hard_to_copy_or_derive_from():
     assert mx.allclose(copy.deepcopy(model)(x), before, atol=1e-5).item()
     zmlx.unpatch(model)
     assert mx.array_equal(model(x), before)
+
+
+class Typed(Core):
+    """Has annotations."""
+
+    def __call__(self, x: mx.array, scale: float = 0.3) -> mx.array:
+        return scaled_dot_product_attention(x, x, x, cache=None, scale=scale, mask=None)
+
+
+@pytest.mark.parametrize("make", [lambda: mnn.RMSNorm(24), residual, Typed])
+def test_a_patched_module_has_the_signatures_of_its_own(make):
+    model = mnn.Sequential(make())
+    module = model.layers[0]
+    before = inspect.signature(module), inspect.signature(type(module)), module.__call__.__doc__
+    assert zmlx.patch(model).replaced
+    module, cls = model.layers[0], type(model.layers[0])
+    assert plan_of(module) is not None
+    assert (inspect.signature(module), inspect.signature(cls), module.__call__.__doc__) == before
+
+
+@pytest.mark.parametrize("make", [lambda: mnn.RMSNorm(24), lambda: Fixed(24)])
+def test_a_module_made_of_a_patched_class_is_not_patched(make):
+    model = mnn.Sequential(make())
+    own = type(model.layers[0])
+    zmlx.patch(model)
+    patched = type(model.layers[0])
+    assert type(patched(16)) is own
+    assert patched(16).weight.shape == (16,)
+
+    class Derived(patched):
+        """Is of its own class."""
+
+    model.layers.append(Derived(24))
+    zmlx.unpatch(model)
+    assert [type(m) for m in model.layers] == [own, Derived]
 
 
 class Remembering(mnn.Module):

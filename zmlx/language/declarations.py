@@ -153,8 +153,8 @@ CONSTANTS = {
         "constant float table[2] = {1, 2};",
     ),
     "uniform values": Row(
-        "constexpr const uniform<int> step = make_uniform(2); uniform<float> a = make_uniform(0.5f);\n"
-        "for (int k = 0; k < step; ++k) r += a * x[i];",
+        "constexpr const uniform<int> n = make_uniform(2); uniform<float> a = make_uniform(0.5f);\n"
+        "r = 0; for (int k = 0; k < n; ++k) r += a * x[i];",
         X,
     ),
     "a constant template": Row(

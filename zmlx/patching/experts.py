@@ -12,13 +12,10 @@ import mlx.nn as mnn
 
 from ..nn.expert_rows import SORTED
 from .capture import Graphs
-from .leaves import FLOATS
+from .leaves import FLOATS, Sizes
 from .plans import ExpertsPlan, Plan
 from .templates import GATED
 from .wiring import UnmatchedError, arguments_needed, shadow, widths, wiring
-
-#: Axes before the last of tokens: few, and with two choices of each as many as are sorted.
-_TOKENS = (((3,), (SORTED // 2,)), ((2, 3), (2, SORTED // 4)))
 
 #: A dtype and a number of axes that a plan was seen to hold for.
 Found = tuple[mx.Dtype, int]
@@ -28,6 +25,7 @@ class Experts:
     """Compares experts with gated networks of three projections."""
 
     _graphs: Graphs
+    _sizes: Sizes
 
     def _experts(self, module: mnn.Module) -> Plan | None:
         """Three stacked projections, called with tokens and indices."""
@@ -37,14 +35,14 @@ class Experts:
         count, *_ = next(stacks(projections[0])).shape
         plans: dict[ExpertsPlan, set[Found]] = {}
         reason: Exception = UnmatchedError("its call equals no gated experts")
-        for width, dtype, tokens in product(widths(module), FLOATS, _TOKENS):
+        for width, dtype, lead in product(widths(module), FLOATS, self._sizes.leads[:2]):
             try:
-                both = [self._experts_of(module, (*lead, width), dtype, count) for lead in tokens]
+                plan = self._experts_of(module, (*lead, width), dtype, count)
             except Exception as error:
                 reason = error if isinstance(error, UnmatchedError) else reason
                 continue
-            if both[0] is not None and both[0] == both[1]:
-                plans.setdefault(both[0], set()).add((dtype, len(tokens[0]) + 1))
+            if plan is not None:
+                plans.setdefault(plan, set()).add((dtype, len(lead) + 1))
         if not plans:
             raise reason
         plan, verified = max(plans.items(), key=lambda item: len(item[1]))

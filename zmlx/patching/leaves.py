@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -17,8 +18,30 @@ from .wiring import UnmatchedError, own_call, parameters_of_call, shadow
 
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
-#: Axes before the last that a module is traced with: rows, a batch of prompts, heads.
-LEADS = ((3,), (2, 3), (2, 2, 3))
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a module is traced with.
+
+    Attributes:
+        what: as reasons name it.
+        leads: axes before the last, by their number: rows, a batch of prompts, heads, and one more.
+        width: the last axis, where no parameter and no attribute of the module says it.
+    """
+
+    what: str
+    leads: tuple[tuple[int, ...], ...]
+    width: int
+
+
+#: A call may go by the size of an axis, and a trace sees but one: each axis is small, one and
+#: large. Nothing is computed, so that a large one costs no more.
+SIZES = (
+    Sizes("a few rows", ((3,), (2, 3), (2, 2, 3), (2, 2, 2, 3)), 16),
+    Sizes("one row", ((1,), (1, 1), (1, 1, 1), (1, 1, 1, 1)), 8),
+    Sizes("a long prompt", ((4099,), (1, 4099), (1, 4099, 2053), (1, 2, 4099, 2053)), 4096),
+    Sizes("a large batch", ((257,), (257, 1), (257, 1, 1), (257, 1, 1, 1)), 64),
+)
 
 
 class Leaves:
@@ -27,6 +50,8 @@ class Leaves:
     def __init__(self) -> None:
         self._graphs = Graphs()
         self._captured: dict[Any, list[int]] = {}
+        self._own: dict[Any, list[int]] = {}  # of the module that is compared
+        self._sizes = SIZES[0]
 
     def _leaf(self, module: mnn.Module) -> Plan | None:
         arrays = {k: v for k, v in module.items() if isinstance(v, mx.array)}
@@ -48,7 +73,8 @@ class Leaves:
             return self._gate(module)
         if len(required) != 1:
             return None
-        width = next(iter(arrays.values())).shape[0] if arrays else _width_attribute(module)
+        width = next(iter(arrays.values())).shape[0] if arrays else _width_attribute(module) or 16
+        self._own.clear()
         found = (
             self._norm(module, arrays, width)
             or self._group_norm(module, arrays, width)
@@ -71,28 +97,30 @@ class Leaves:
         if arrays[1:] or (freqs is None and not isinstance(base, (int, float))):
             return None
         scale, verified = own.get("scale", 1.0), set()
-        offsets = (0, 3, mx.array(3), mx.array([1, 2]))
 
-        def template(x: mx.array, offset: Any) -> Any:
+        def template(x: mx.array, offset: Any) -> mx.array:
             wavelengths = None if freqs is None else getattr(module, freqs)
-            return [
-                mx.fast.rope(
-                    x, module.dims, traditional=module.traditional, base=base, scale=scale,
-                    offset=offset, freqs=wavelengths,
-                )
-            ]  # fmt: skip
+            return mx.fast.rope(
+                x, module.dims, traditional=module.traditional, base=base, scale=scale,
+                offset=offset, freqs=wavelengths,
+            )  # fmt: skip
 
-        for lead in ((2, 5), (2, 3, 5)):
+        for lead in self._sizes.leads[1:3]:
+            offsets = (0, 3, mx.array(3), 1 + mx.arange(lead[0]))
             for dtype in FLOATS:
-                x = mx.zeros((*lead, module.dims), dtype)
+                # As wide as what it turns, and wider.
+                inputs = [mx.zeros((*lead, n * module.dims), dtype) for n in (1, 2)]
+
+                def turned(
+                    turn: Callable[..., mx.array], offsets: Any = offsets
+                ) -> Callable[..., Any]:
+                    return lambda x, wider: [turn(wider, 3), *(turn(x, o) for o in offsets)]
+
                 try:
-                    if all(
-                        self._graphs.capture(
-                            lambda x, o=offset: [own_call(shadow(module, {}), x, o)], [x]
-                        )
-                        == self._graphs.capture(lambda x, o=offset: template(x, o), [x])
-                        for offset in offsets
-                    ):
+                    ours = self._graphs.capture(
+                        turned(lambda *given: own_call(shadow(module, {}), *given)), inputs
+                    )
+                    if ours == self._graphs.capture(turned(template), inputs):
                         verified.add((dtype, len(lead) + 1))
                 except Exception:
                     continue
@@ -171,28 +199,25 @@ class Leaves:
         template: Callable[..., Any],
         key: Any,
     ) -> frozenset[tuple[mx.Dtype, int]]:
-        """The dtypes and numbers of axes for which module and template have the same graph, in
-        training and not."""
+        """The dtypes and numbers of axes for which module and template have the same graph."""
         verified: set[tuple[mx.Dtype, int]] = set()
-        for lead in LEADS:
+        if not arrays and _width_attribute(module) is None:
+            width = self._sizes.width
+        for lead in self._sizes.leads[:3]:
             for dtype in FLOATS:
                 x = mx.zeros((*lead, width), dtype)
                 own = [arrays[n] for n in names]
 
-                def call(x: mx.array, *given: mx.array, training: bool = False) -> Any:
-                    twin = shadow(module, dict(zip(names, given, strict=True)))
-                    twin.__dict__["_training"] = training
-                    return [own_call(twin, x)]
+                def call(x: mx.array, *given: mx.array) -> Any:
+                    return [own_call(shadow(module, dict(zip(names, given, strict=True))), x)]
 
                 try:
-                    ours = self._graphs.capture(call, [x, *own])
+                    of = *names, x.shape, dtype
+                    ours = self._own.get(of) or self._graphs.capture(call, [x, *own])
+                    self._own[of] = ours
                     if ours != self._template(key, template, x, own):
                         if not verified:
                             return frozenset()  # the first comparison decides for most
-                        continue
-                    if ours != self._graphs.capture(
-                        lambda x, *g: call(x, *g, training=True), [x, *own]
-                    ):
                         continue
                 except Exception:
                     if not verified:
@@ -214,9 +239,9 @@ class Leaves:
         for op, function in GATED:
             for first in (True, False):
                 verified: set[tuple[mx.Dtype, int]] = set()
-                for lead in (*LEADS, (2, 2, 2, 3)):
+                for lead in self._sizes.leads:
                     for dtype in FLOATS:
-                        x = mx.zeros((*lead, 16), dtype)
+                        x = mx.zeros((*lead, self._sizes.width), dtype)
                         try:
                             ours = self._graphs.capture(
                                 lambda a, b: [own_call(shadow(module, {}), a, b)], [x, x]
@@ -236,10 +261,10 @@ class Leaves:
         return None
 
 
-def _width_attribute(module: mnn.Module) -> int:
-    """Row length to try for a module without parameters."""
+def _width_attribute(module: mnn.Module) -> int | None:
+    """What a module without parameters says that the length of its rows is."""
     for name in ("dims", "dim", "head_dim", "hidden_size"):
         value = getattr(module, name, None)
         if isinstance(value, int) and 0 < value <= 1 << 16:
             return value
-    return 16
+    return None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as mnn
 
 from ..nn import functional as F
-from .leaves import FLOATS, LEADS, Leaves
+from .leaves import FLOATS, SIZES, Leaves, Sizes
 from .mixtures import Mixtures
 from .plans import (
     Add,
@@ -20,10 +21,13 @@ from .plans import (
     BlockPlan,
     CallChild,
     DropoutPlan,
+    Mix,
     MLPPlan,
     NormPlan,
     Plan,
+    RouterPlan,
 )
+from .routing import Routing
 from .templates import ACTIVATIONS, GATED, packed
 from .wiring import (
     Call,
@@ -61,7 +65,7 @@ class Matcher(Mixtures, Leaves):
         found = self._known.get(key)
         if found is None and key not in self._known:
             try:
-                found = self._find_in_both_modes(module)
+                found = self._find_in_all(module)
             except UnmatchedError as reason:
                 found = reason
             self._known[key] = found  # type: ignore[assignment]
@@ -69,21 +73,35 @@ class Matcher(Mixtures, Leaves):
             raise found
         return found
 
-    def _find_in_both_modes(self, module: mnn.Module) -> Plan | None:
-        """A plan runs in evaluation and in training, so it has to be found in both: what drops a
-        part of its values, or has another function, in one of them is left alone."""
-        with in_mode(module, training=False):
-            plan = self._find(module)
+    def _find_in_all(self, module: mnn.Module) -> Plan | None:
+        """A plan runs in evaluation and in training, and for all sizes, so it has to be found in
+        both modes and for all of `SIZES`: what drops a part of its values, or has another function,
+        in one of them is left alone."""
+        settings = product((False, True), SIZES)
+        plan = self._find_in(module, *next(settings))
         if plan is None or isinstance(plan, (AttentionPlan, DropoutPlan)):
             return plan
-        with in_mode(module, training=True):
+        for training, sizes in settings:
             try:
-                same = self._find(module) == plan
+                same = self._find_in(module, training, sizes, _routing_of(plan)) == plan
             except UnmatchedError:
                 same = False
-        if not same:
-            raise UnmatchedError("it computes another thing in training")
+            if not same:
+                where = [f"for {sizes.what}"] * (sizes is not SIZES[0]) + ["in training"] * training
+                raise UnmatchedError(f"it computes another thing {' '.join(where)}")
         return plan
+
+    def _find_in(
+        self, module: mnn.Module, training: bool, sizes: Sizes, found: Routing | None = None
+    ) -> Plan | None:
+        """The plan in a mode, for what has these sizes; `found`: the routing to look for."""
+        above = self._sizes, self._found
+        self._sizes, self._found = sizes, found
+        try:
+            with in_mode(module, training):
+                return self._find(module)
+        finally:
+            self._sizes, self._found = above
 
     def _find(self, module: mnn.Module) -> Plan | None:
         if isinstance(module, _OTHER_LEAVES):
@@ -110,16 +128,21 @@ class Matcher(Mixtures, Leaves):
         return found or self._block(module)
 
     def _wirings(
-        self, module: mnn.Module, leads: Sequence[tuple[int, ...]]
-    ) -> list[tuple[mx.Dtype, tuple[int, ...], Wiring]]:
-        """The wirings for all dtypes and leading axes that the module takes."""
+        self, module: mnn.Module, axes: Sequence[int]
+    ) -> list[tuple[mx.Dtype, int, Wiring]]:
+        """The wirings for all dtypes and these numbers of axes that the module takes."""
+
+        def traced(n: int, width: int, dtype: mx.Dtype = mx.float32) -> Wiring:
+            x = mx.zeros((*self._sizes.leads[n - 2], width), dtype)
+            return wiring(self._graphs, module, x, few=SIZES[0].leads[n - 2])
+
         found = []
         width = None
         reason: UnmatchedError | None = None  # of the call itself, else of the likeliest width
         other: UnmatchedError | None = None
         for candidate in widths(module):
             try:
-                wiring(self._graphs, module, mx.zeros((*leads[-1], candidate), mx.float32))
+                traced(axes[-1], candidate)
                 width = candidate
                 break
             except UnmatchedError as error:
@@ -128,11 +151,10 @@ class Matcher(Mixtures, Leaves):
                 other = other or UnmatchedError(f"its call cannot be captured: {_short(error)}")
         if width is None:
             raise reason or other or UnmatchedError("its call cannot be captured")
-        for lead in leads:
+        for n in axes:
             for dtype in FLOATS:
-                x = mx.zeros((*lead, width), dtype)
                 try:
-                    found.append((dtype, lead, wiring(self._graphs, module, x)))
+                    found.append((dtype, n, traced(n, width, dtype)))
                 except Exception:
                     continue
         return found
@@ -146,10 +168,10 @@ class Matcher(Mixtures, Leaves):
         if len(projections) not in (2, 3):
             return None
         plans: dict[MLPPlan, set[tuple[mx.Dtype, int]]] = {}
-        for dtype, lead, found in self._wirings(module, LEADS[:2]):
+        for dtype, axes, found in self._wirings(module, (2, 3)):
             plan = self._mlp_of(module, found)
             if plan is not None:
-                plans.setdefault(plan, set()).add((dtype, len(lead) + 1))
+                plans.setdefault(plan, set()).add((dtype, axes))
         if not plans:
             raise UnmatchedError("what it does between its projections equals no gated unit")
         plan, verified = max(plans.items(), key=lambda item: len(item[1]))
@@ -214,7 +236,7 @@ class Matcher(Mixtures, Leaves):
         others = parameters[1:]
         plans: dict[BlockPlan, set[tuple[mx.Dtype, int]]] = {}
         reason, understood = None, False
-        for dtype, lead, found in self._wirings(module, ((1, 1), (2, 3))):
+        for dtype, axes, found in self._wirings(module, (3,)):
             try:
                 steps, result = self._program(module, found)
             except UnmatchedError as error:
@@ -236,7 +258,7 @@ class Matcher(Mixtures, Leaves):
                 tuple(steps),
                 result,
             )
-            plans.setdefault(plan, set()).add((dtype, len(lead) + 1))
+            plans.setdefault(plan, set()).add((dtype, axes))
         if not plans:
             if reason is not None and not understood:
                 raise reason
@@ -298,6 +320,14 @@ class Matcher(Mixtures, Leaves):
         # A spelling that rounds between norm and weight rounds there in the fused kernel too late
         # for half precision only, which the probe accepts or refuses.
         return plan if isinstance(plan, NormPlan) else None
+
+
+def _routing_of(plan: Plan) -> Routing | None:
+    """The routing that a plan has, if any."""
+    if isinstance(plan, RouterPlan):
+        return plan.routing
+    steps = plan.steps if isinstance(plan, BlockPlan) else ()
+    return next((s.routing for s in steps if isinstance(s, Mix)), None)
 
 
 def parameters_of_call_or_none(module: mnn.Module) -> list[Any]:

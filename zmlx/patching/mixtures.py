@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -26,7 +27,17 @@ from .plans import (
     flattened,
 )
 from .probe import own_dtype
-from .routers import Routers, Search, best_plan, fixed, input_at, numbers_of, small_numbers, unlike
+from .routers import (
+    Options,
+    Routers,
+    Search,
+    best_plan,
+    fixed,
+    input_at,
+    numbers_of,
+    small_numbers,
+    unlike,
+)
 from .routing import SUMS
 from .wiring import UnmatchedError, Wiring, arguments_needed, shadow, widths, wiring
 
@@ -45,7 +56,7 @@ class Mixtures(Experts, Routers):
         plans: dict[BlockPlan, set[Found]] = {}
         tiny: set[float] = set()
         reason: Exception | None = None
-        for width, dtype, lead in product(widths(module), FLOATS, ((3,), (2, 3))):
+        for width, dtype, lead in product(widths(module), FLOATS, self._sizes.leads[:2]):
             x = mx.zeros((*lead, width), dtype)
             try:
                 found = wiring(self._graphs, twin, x, pairs=True)
@@ -163,7 +174,11 @@ class Mixtures(Experts, Routers):
                 continue
             which = first + 1 + (pair[0] == indices)
             weights = graphs.input(which)
-            ways = [(None, lambda a, f=f, w=which: f(a[rows], a[w])) for f in SUMS]
+
+            def ways(a: Sequence[mx.array], which: int = which) -> Options:
+                for f in SUMS:
+                    yield None, partial(f, a[rows], a[which])
+
             inside = set(graphs.below(_results(found)))
             for _, summed, dtype in self._matching(ways, arrays, inside):
                 if dtype == x.dtype:

@@ -12,6 +12,7 @@ import copyreg
 import inspect
 import sys
 import types
+from functools import wraps
 from typing import Any
 
 import mlx.core as mx
@@ -37,12 +38,29 @@ def _extra_repr(self: Any) -> str:
     return f"{shown}, {runs}" if shown else runs
 
 
-def _call(self: Any, *arguments: Any, **keywords: Any) -> Any:
-    original = type(self)._zmlx_class.__call__
-    plan = plan_of(self) if is_current(self) else None
-    if plan is None or not arguments:
-        return original(self, *arguments, **keywords)
-    return plan.run(self, original, *arguments, **keywords)
+def _init_of(cls: Any) -> Any:
+    """A layer that is made of a patched one's class is of the class that it stands for."""
+
+    @wraps(cls.__init__)
+    def init(self: Any, *arguments: Any, **keywords: Any) -> None:
+        take_out(self)
+        cls.__init__(self, *arguments, **keywords)
+
+    return init
+
+
+def _call_of(cls: Any) -> Any:
+    """The call of patched modules, with the signature of their own."""
+
+    @wraps(cls.__call__)
+    def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        original = cls.__call__
+        plan = plan_of(self) if is_current(self) else None
+        if plan is None or not arguments:
+            return original(self, *arguments, **keywords)
+        return plan.run(self, original, *arguments, **keywords)
+
+    return call
 
 
 def _setattr(self: Any, name: str, value: Any) -> None:
@@ -116,6 +134,7 @@ def _subclass(cls: type[nn.Module], methods: dict[str, Any]) -> type[nn.Module]:
         "__module__": cls.__module__,
         "_zmlx_class": cls,
         "_zmlx_class_call": cls.__call__,
+        "__init__": _init_of(cls),
         "_extra_repr": _extra_repr,
         "__reduce_ex__": _reduce,
     }
@@ -130,8 +149,8 @@ def _subclass(cls: type[nn.Module], methods: dict[str, Any]) -> type[nn.Module]:
             fields[name] = type(method)(ours) if static else ours
     else:
         fields.update(
-            __call__=_call, __setattr__=_setattr, __delattr__=_delattr, __setitem__=_setitem,
-            __delitem__=_delitem, pop=_pop,
+            __call__=_call_of(cls), __setattr__=_setattr, __delattr__=_delattr,
+            __setitem__=_setitem, __delitem__=_delitem, pop=_pop,
         )  # fmt: skip
     return type(cls.__name__, (_Unannounced, cls), fields)
 
@@ -181,7 +200,7 @@ def _with_our_attention(function: types.FunctionType) -> types.FunctionType:
         function.__code__, names, function.__name__, function.__defaults__, function.__closure__
     )
     twin.__kwdefaults__ = function.__kwdefaults__
-    twin.__doc__ = function.__doc__
+    twin.__doc__, twin.__annotations__ = function.__doc__, function.__annotations__
     return twin
 
 
@@ -239,7 +258,7 @@ def is_current(module: nn.Module) -> bool:
 def take_out(module: nn.Module) -> bool:
     """Takes the plan out of a module, and of nothing below it; returns whether it had one."""
     had = plan_of(module) is not None
-    if had:
+    if "_zmlx_class" in vars(type(module)):
         object.__setattr__(module, "__class__", original_class(module))
     for name in (PLAN, HELD, _TRAINED):
         vars(module).pop(name, None)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -12,10 +13,10 @@ import mlx.nn as mnn
 
 from .capture import Graphs
 from .experts import Found
-from .leaves import FLOATS
+from .leaves import FLOATS, Sizes
 from .plans import PRODUCTS, Mix, Plan, RouterPlan
 from .probe import own_dtype
-from .routing import Routing, choices, weighings
+from .routing import Choice, Routing, choices, weighings
 from .wiring import (
     UnmatchedError,
     arguments_needed,
@@ -31,6 +32,10 @@ class Routers:
     """Compares routers with the choices and weighings of `routing`."""
 
     _graphs: Graphs
+    _sizes: Sizes
+
+    #: What to look for where it was found for other sizes; None for any.
+    _found: Routing | None = None
 
     def _router(self, module: mnn.Module) -> Plan | None:
         """A module with a stacked row per expert, or a child that returns a logit for each, that
@@ -46,7 +51,7 @@ class Routers:
         tiny: set[float] = set()
         understood = False
         lengths = [module[k].shape[1] for k in matrices] or widths(module)
-        for width, dtype, lead in product(lengths, FLOATS, ((3,), (2, 3))):
+        for width, dtype, lead in product(lengths, FLOATS, self._sizes.leads[:2]):
             x = mx.zeros((*lead, width), dtype)
             try:
                 found = self._pair(module, x, matrices, vectors)
@@ -127,36 +132,46 @@ class Routers:
         dtype); which expression that is."""
         logits, bias, k = search.logits, search.bias or _none, search.top_k
         scales, groups = search.numbers
-        known = choices(groups, search.bias is not None)
-        options = [(c, lambda a, c=c: c.indices(logits(a), bias(a), k)) for c in known]
-        for choice, *_ in self._matching(options, inputs, {indices}):
-            ways = [
-                (routing, lambda a, f=finish, w=weigh, c=choice: f(
-                    a, w(c.weights(logits(a), bias(a), k), a[0].dtype)))
-                for routing, weigh in weighings(choice, scales, sorted(search.tiny))
-                for finish in finishes
-            ]  # fmt: skip
-            for routing, number, kind in self._matching(ways, inputs, wanted):
+        known, found = choices(groups, search.bias is not None), self._found
+        if found is not None:
+            known = tuple(c for c in known if c.routing.chooses_like(found))
+
+        def chosen(a: Sequence[mx.array]) -> Options:
+            given = logits(a), bias(a)
+            for choice in known:
+                yield choice, partial(choice.indices, *given, k)
+
+        for choice, *_ in self._matching(chosen, inputs, {indices}):
+
+            def weighed(a: Sequence[mx.array], choice: Choice = choice) -> Options:
+                of_chosen, kind = choice.weights(logits(a), bias(a), k), a[0].dtype
+                for routing, weigh in weighings(choice, scales, sorted(search.tiny)):
+                    if found is not None and routing.in_float32() != found.in_float32():
+                        continue
+                    for finish in finishes:
+                        yield routing, partial(_finished, finish, weigh, a, of_chosen, kind)
+
+            for routing, number, kind in self._matching(weighed, inputs, wanted):
                 if dtype is None or dtype == kind:
                     return routing, number
         return None
 
     def _matching(
         self,
-        options: Sequence[tuple[Any, Callable[[Sequence[mx.array]], mx.array]]],
+        options: Callable[[Sequence[mx.array]], Options],
         inputs: Sequence[mx.array],
         wanted: Container[int],
     ) -> list[tuple[Any, int, mx.Dtype]]:
-        """Of (value, function of the inputs), those whose expression is wanted: value, expression
-        and dtype."""
+        """Of the options for these inputs, those whose expression is wanted: value, expression and
+        dtype."""
         kept: list[tuple[Any, mx.Dtype]] = []
 
         def traced(*a: mx.array) -> list[mx.array]:
             kept.clear()
             results = []
-            for value, function in options:
+            for value, function in options(a):
                 try:
-                    results.append(function(a))
+                    results.append(function())
                 except Exception:
                     continue  # does not take such arrays
                 kept.append((value, results[-1].dtype))
@@ -165,6 +180,9 @@ class Routers:
         numbers = self._graphs.capture(traced, inputs)
         return [(v, n, d) for (v, d), n in zip(kept, numbers, strict=False) if n in wanted]
 
+
+#: Values, each with a function that returns an array.
+Options = Iterator[tuple[Any, Callable[[], mx.array]]]
 
 _Of = Callable[[Sequence[mx.array]], mx.array]
 
@@ -181,6 +199,16 @@ def fixed(array: mx.array) -> _Of:
 
 def _none(a: Sequence[mx.array]) -> None:
     return None
+
+
+def _finished(
+    finish: Callable[[Sequence[mx.array], mx.array], mx.array],
+    weigh: Callable[[mx.array, mx.Dtype], mx.array],
+    a: Sequence[mx.array],
+    scores: mx.array,
+    dtype: mx.Dtype,
+) -> mx.array:
+    return finish(a, weigh(scores, dtype))
 
 
 def _product(function: Callable[[mx.array, mx.array], mx.array]) -> _Of:

@@ -69,6 +69,13 @@ class Routing:
         values = np.asarray(bias if bias.dtype == mx.float32 else bias.astype(mx.float32))
         return bool((values >= 0).all())
 
+    def chooses_like(self, other: Routing) -> bool:
+        """Whether both choose the same experts."""
+        a, b = (
+            (r.scores, r.n_groups, r.topk_groups, r.group_score, r.closed) for r in (self, other)
+        )
+        return a == b
+
     def in_float32(self) -> Routing:
         """What is left of it where everything is float32: casts leave no trace there."""
         return replace(self, wide=False, narrow=False)

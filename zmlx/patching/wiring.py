@@ -12,6 +12,7 @@ import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
+from math import prod
 from typing import Any
 
 import mlx.core as mx
@@ -257,12 +258,38 @@ def _arrays(result: Any, who: str, pairs: bool) -> tuple[mx.array, ...]:
     return found
 
 
-def wiring(graphs: Graphs, module: nn.Module, *arrays: mx.array, pairs: bool = False) -> Wiring:
+def _like(arrays: Sequence[mx.array], few: tuple[int, ...]) -> list[mx.array]:
+    """Arrays with these axes in front."""
+    return [mx.zeros((*few, *a.shape[len(few) :]), a.dtype) for a in arrays]
+
+
+def _grown(shape: tuple[int, ...], few: tuple[int, ...], lead: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of what a child returned for `few`, for `lead`."""
+    if shape[: len(few)] == few:
+        return (*lead, *shape[len(few) :])
+    if shape[:1] == (prod(few),):
+        return (prod(lead), *shape[1:])
+    return shape
+
+
+def wiring(
+    graphs: Graphs,
+    module: nn.Module,
+    *arrays: mx.array,
+    pairs: bool = False,
+    few: tuple[int, ...] | None = None,
+) -> Wiring:
     """The wiring of the module's call on arrays like these, which are its first arguments; `pairs`:
-    whether it and its children may return two arrays."""
+    whether it and its children may return two arrays. Children are called only to see the shapes of
+    what they return, with the axes `few` in front in the place of the arrays' own, if given: one
+    that goes through a long prompt step by step, or needs a value, would take its time."""
     others = parameters_of_call(module)[len(arrays) :]
     required = [p for p in others if p.default is p.empty]
-    shapes = _shapes(module, arrays, {p.name: None for p in required}, pairs)
+    small = _like(arrays, few) if few else arrays
+    shapes = _shapes(module, small, {p.name: None for p in required}, pairs)
+    if few:
+        lead = arrays[0].shape[: len(few)]
+        shapes = [[(_grown(s, few, lead), dtype) for s, dtype in call] for call in shapes]
     tokens = {p.name: Argument(p.name) for p in others}
     found = _trace(graphs, module, arrays, tokens, shapes, pairs)
     for given in _samples(others):
