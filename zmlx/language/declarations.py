@@ -336,8 +336,8 @@ CLASSES = {
     ),
     "constructors by address space": Row(
         "Total<float> t, u(x[i]); threadgroup Total<float> s[8]; s[0] = u; t = s[0]; r = t.sum;\n"
-        "const Total<float> v(i + 1); r += v.twice() + Total<float>(1).twice();",
-        X + 2 * (INDEX + 1) + 2,
+        "const Total<float> v(i + 1); r += v.twice();",
+        X + 2 * (INDEX + 1),
         """
         template <typename T> struct Total {
             T sum;
