@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 import subprocess
 import sys
 import warnings
@@ -45,7 +46,13 @@ def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heeds_interrupts,
     )
+
+
+def heeds_interrupts() -> None:
+    """What a shell runs in the background ignores them, and with it all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def run(*arguments: str, **environment: str) -> tuple[str, str]:

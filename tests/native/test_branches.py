@@ -104,6 +104,32 @@ CALLS = {
     "of an argument that is compared": apart(
         "run(sum, v)", SUM + "int run(int (*f)(int), int a) { return f == sum ? f(a) : 0; }"
     ),
+    "of a parameter that has the function's name": apart(
+        "run(sum, v)", SUM + "template <typename F> int run(F sum, int a) { return sum(a); }"
+    ),
+    "of a template argument that has the function's name": apart(
+        "R<sum>::run(v)",
+        SUM + "template <int (*sum)(int)> struct R { static int run(int a) { return sum(a); } };",
+    ),
+    "of a parameter that has a method's name": apart(
+        "run(sum, v) + q.f(0)",
+        SUM + "struct Q { int f(int a) const thread { return a; } };\n"
+        "template <typename F> int run(F f, int a) { return f(a); }",
+        "Q q;",
+    ),
+    "of a member that is a pointer": apart(
+        "s.go(v) + s.f(v) - p->f(v)",
+        SUM + "struct S { int go(int a) const thread { return f(a); } int (*f)(int); };",
+        "S s = {sum}; thread S* p = &s;",
+    ),
+    "of what a lambda holds": apart(
+        "f(v)", SUM, "int (*g)(int) = sum; auto f = [=](int a) { return g(a); };"
+    ),
+    "of a function whose name another function's variable has": apart(
+        "run(sum, v) + other(v) - v",
+        SUM + "int other(int a) { int sum = a; return sum; }\n"
+        "template <typename F> int run(F f, int a) { return f(a); }",
+    ),
     "of a function that a variable hides later": Row(
         "int v = sum(int(i)); { int sum = 3; r = max(sum, v); }",
         np.full(32, 496),

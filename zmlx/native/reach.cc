@@ -1,7 +1,6 @@
 #include "reach.h"
 
 #include <cctype>
-#include <iterator>
 
 namespace zmlx {
 
@@ -72,12 +71,6 @@ Reach::Reach(Unit& unit, const Library& library)
     for (auto& function : unit.outline.functions) grew |= take(function);
     grew |= take_values();
   }
-  if (!hands_any_) return;
-  // A variable that has the name of a function of Metal's hides it nowhere else.
-  for (auto entry = through_values_.begin(); entry != through_values_.end();) {
-    bool known = library().count(unit.tokens[entry->second - 1].text) > 0;
-    entry = known ? through_values_.erase(entry) : std::next(entry);
-  }
 }
 
 bool Reach::called(size_t i) const {
@@ -115,7 +108,7 @@ bool Reach::handed(size_t i, Handed* handed) const {
   }
   bool qualified = begin != i;
   bool known = qualified ? own_.count(tokens[i].text) > 0
-                         : free_.count(tokens[i].text) && !hidden_.count(tokens[i].text);
+                         : free_.count(tokens[i].text) && !variable_at(i);
   auto types = types_.find(tokens[i].text);
   if (!known || types == types_.end() || begin == 0) return false;
   size_t list = outline.angle_end(i + 1);
@@ -168,36 +161,90 @@ void Reach::find_functions() {
   }
 }
 
-// Names that are declared like variables. A type before a bracket is no call of one.
-void Reach::find_variables() {
+// Where what is declared at each token ends, if it is a parameter: of a function, or of a template.
+std::map<size_t, size_t> Reach::parameters() const {
+  auto& tokens = unit_.tokens;
+  std::map<size_t, size_t> ends;
+  std::map<size_t, size_t> bodies;  // by the function's first token
+  for (auto& function : unit_.outline.functions) {
+    size_t end = function.body ? function.end : function.close;
+    bodies[function.head] = end;
+    if (tokens[function.open + 1].is("*")) continue;  // a pointer, which the outline takes for one
+    for (size_t i = function.open + 1; i < function.close; ++i) ends[i] = end;
+  }
+  for (size_t i = 0; i + 1 < tokens.size(); ++i) {
+    size_t close = tokens[i].is("template") ? unit_.outline.angle_end(i + 1) : Outline::none;
+    if (close == Outline::none) continue;
+    auto function = bodies.find(i);
+    size_t end = function == bodies.end() ? unit_.outline.statement_end(i) : function->second;
+    for (size_t k = i + 2; k < close; ++k) ends.try_emplace(k, end);
+  }
+  return ends;
+}
+
+// Whether the name at token i is declared there like a variable's.
+bool Reach::declares(size_t i) const {
   auto& tokens = unit_.tokens;
   auto& partner = unit_.outline.partner;
+  auto &previous = tokens[i - 1], &next = tokens[i + 1];
+  bool word = previous.kind == Token::word && !starts_expression(previous);
+  // `void (f)(int)` is a parameter that is a function.
+  bool function = previous.is("(") && next.is(")") && tokens[i + 2].is("(") && i > 1 &&
+                  tokens[i - 2].kind == Token::word && !starts_expression(tokens[i - 2]);
+  if (function) return true;
+  // A product or a comparison with what a function returns is not a declaration.
+  bool made = next.is("(");
+  bool typed = (word && !previous.is_any({"using", "typename"})) ||
+               (previous.is(">") && (!made || partner[i - 1] != Outline::none)) ||
+               (previous.is("*") && !made) ||
+               (previous.is("&") && !made && !takes_address(tokens, i));
+  bool last = next.is(">") && partner[i + 1] != Outline::none &&
+              tokens[partner[i + 1] - 1].is("template");
+  return typed && (last || next.is_any({";", "=", ",", ")", "[", "{", "(", ":"}));
+}
+
+// A type before a bracket is no call of a variable.
+void Reach::find_variables() {
+  auto& tokens = unit_.tokens;
+  auto& outline = unit_.outline;
+  auto ends = parameters();
+  std::set<size_t> functions;
+  for (auto& function : outline.functions) functions.insert(function.open);
   Names types;
-  std::set<size_t> parameters;
-  for (auto& function : unit_.outline.functions) {
-    for (size_t i = function.open; i < function.close; ++i) parameters.insert(i);
-  }
   for (size_t i = 1; i + 1 < tokens.size(); ++i) {
     if (tokens[i].kind != Token::word) continue;
     auto &previous = tokens[i - 1], &next = tokens[i + 1];
     if (next.kind == Token::word || names_type(previous)) types.insert(tokens[i].text);
-    bool typed = (previous.kind == Token::word && !starts_expression(previous) &&
-                  !previous.is_any({"using", "typename"})) ||
-                 previous.is_any({">", "*"}) || (previous.is("&") && !takes_address(tokens, i));
-    // `void (f)(int)` is a parameter that is a function.
-    bool function = previous.is("(") && next.is(")") && tokens[i + 2].is("(") && i > 1 &&
-                    tokens[i - 2].kind == Token::word && !starts_expression(tokens[i - 2]);
-    bool last = next.is(">") && partner[i + 1] != Outline::none &&
-                tokens[partner[i + 1] - 1].is("template");
-    bool ends = next.is_any({";", "=", ",", ")", "[", "{", "(", ":"});
-    if (!function && !(typed && (ends || last))) continue;
-    variables_.insert(tokens[i].text);
-    if (!next.is("(")) hidden_.insert(tokens[i].text);
+    if (!declares(i) || functions.count(i + 1)) continue;
+    auto end = ends.find(i);
+    bool parameter = end != ends.end();
+    Variable variable;
+    variable.end = parameter ? end->second : outline.scope_end(i);
+    variable.member = !parameter && outline.in_type(i);
+    // Methods may stand before the members that they name.
+    bool whole = variable.member && variable.end != Outline::none;
+    variable.begin = whole ? outline.partner[variable.end] : i;
     bool unnamed = qualifies(previous) && !declared_behind(tokens, i - 1);
-    bool value = !next.is("(") || parameters.count(i);
-    if (value && !unnamed && !is_number_type(tokens[i])) values_.insert(tokens[i].text);
+    variable.value = (parameter || !next.is("(")) && !unnamed && !is_number_type(tokens[i]);
+    variables_[tokens[i].text].push_back(variable);
   }
-  for (auto& type : types) values_.erase(type);
+  for (auto& type : types) {
+    for (auto& variable : variables_[type]) variable.value = false;
+  }
+}
+
+// What the name at token i stands for, if that is a variable.
+const Reach::Variable* Reach::variable_at(size_t i) const {
+  auto found = variables_.find(unit_.tokens[i].text);
+  if (found == variables_.end()) return nullptr;
+  bool of_object = i > 0 && unit_.tokens[i - 1].is_any({".", "->"});
+  const Variable* innermost = nullptr;
+  for (auto& variable : found->second) {
+    bool seen = of_object ? variable.member && !own_.count(found->first)
+                          : variable.begin <= i && i <= variable.end;
+    if (seen && (!innermost || variable.begin >= innermost->begin)) innermost = &variable;
+  }
+  return innermost;
 }
 
 void Reach::find_indirect() {
@@ -213,8 +260,7 @@ void Reach::find_indirect() {
     size_t name, begin = callee(open, &name);
     if (begin == Outline::none) continue;
     indirect_.insert(begin);
-    bool value = name == Outline::none || values_.count(unit_.tokens[name].text);
-    if (value) through_values_[begin] = open;
+    if (name == Outline::none || variable_at(name)->value) through_values_[begin] = open;
   }
 }
 
@@ -238,15 +284,14 @@ size_t Reach::callee(size_t open, size_t* name) const {
     while (tokens[*name].is("]") && partner[*name] > 0) *name = partner[*name] - 1;
     begin = *name;
   }
-  bool variable = chosen || (tokens[*name].kind == Token::word &&
-                             variables_.count(tokens[*name].text) &&
-                             !own_.count(tokens[*name].text));
-  if (!variable) return Outline::none;
+  if (!chosen && !variable_at(*name)) return Outline::none;
   while (begin > 1 && tokens[begin - 1].is_any({".", "->"})) {
     begin -= 2;
     while (begin > 0 && tokens[begin].is_any({")", "]"})) {
       begin = partner[begin];
-      if (begin > 0 && (tokens[begin - 1].kind == Token::word || tokens[begin - 1].is("]"))) --begin;
+      bool goes_on = begin > 0 && (tokens[begin - 1].kind == Token::word ||
+                                   tokens[begin - 1].is("]"));
+      if (goes_on) --begin;
     }
   }
   if (begin == 0) return Outline::none;

@@ -1,10 +1,11 @@
-// Which calls of a text come to a place where threads meet. Found by scanning, so that a name stands
-// for all that have it.
+// Which calls of a text come to a place where threads meet. Found by scanning, so that a name
+// stands for all that have it.
 #pragma once
 
 #include <map>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "passes.h"
 
@@ -42,15 +43,25 @@ class Reach {
   // Whether one stands with its name at token i.
   bool handed(size_t i, Handed*) const;
   bool hands_any() const { return hands_any_; }
-  // The calls of what a variable may hold: their first token, and the bracket behind what is called.
+  // The calls of what a variable may hold: their first token, and the bracket behind it.
   const std::map<size_t, size_t>& through_values() const { return through_values_; }
 
  private:
   using Names = std::set<std::string>;
 
+  // What the tokens begin … end may name.
+  struct Variable {
+    size_t begin = 0, end = 0;
+    bool member = false;  // of a type
+    bool value = false;   // which may be a function, for all that the text tells
+  };
+
   void find_functions();
+  std::map<size_t, size_t> parameters() const;
+  bool declares(size_t) const;
   void find_variables();
   void find_indirect();
+  const Variable* variable_at(size_t) const;
   size_t callee(size_t open, size_t* name) const;
   bool take(const Function&);
   bool take_values();
@@ -63,9 +74,7 @@ class Reach {
   Names own_, free_, global_, variadic_;
   std::map<std::string, Names> types_;  // of the functions of a name
   std::map<std::string, size_t> open_;  // how many arguments a template has
-  Names variables_;
-  Names hidden_;  // by a variable: a function of that name is not meant
-  Names values_;  // of variables that may hold a function, for all that the text tells
+  std::map<std::string, std::vector<Variable>> variables_;
   std::set<size_t> indirect_;  // where calls of variables begin
   std::map<size_t, size_t> through_values_;
   bool hands_any_ = false;
