@@ -3,37 +3,39 @@
 // An object's name is the digest of all that decides its bytes: text (prelude included), flags,
 // compiler and processor. An entry is written beside its final name and renamed, so that a reader
 // never sees half of one and two processes that compile the same kernel do no harm; its own digest
-// follows the ELF image (loaders ignore what follows) and is checked before it is loaded.
+// follows the ELF image (loaders ignore what follows) and is checked before it is loaded. Threads
+// that want the same kernel at the same time compile it once.
+#include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
-#include <spawn.h>
 #include <sys/stat.h>
 #include <sys/utsname.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
+#include <exception>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <random>
 #include <sstream>
 #include <stdexcept>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
 #include "host.h"
 
-extern char** environ;
-
 namespace zmlx {
 namespace {
 
 constexpr std::string_view seal = "zmlx-object-1 ";  // followed by the digest of what precedes it
-
-std::string error_text(int error) { return std::strerror(error); }
 
 std::optional<std::string> read_file(const std::string& path) {
   int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -67,81 +69,34 @@ bool write_file(const std::string& path, std::string_view data, int flags) {
   return close(file) == 0;
 }
 
+// ---- what threads share -----------------------------------------------------------------------
+
+// A kernel that some thread compiles. Others that want it wait.
+struct Compile {
+  const pid_t process = getpid();
+  const std::thread::id thread = std::this_thread::get_id();
+  std::condition_variable ended;
+  bool over = false;
+  std::exception_ptr failure;
+
+  // Whether there is somebody to wait for: a forked process has none of its parent's threads, and a
+  // signal's handler runs in the thread whose compile it came into.
+  bool elsewhere() const { return process == getpid() && thread != std::this_thread::get_id(); }
+};
+
+// Of all below, and held for no longer than it takes to look.
+std::mutex shared_mutex;
+std::string cache_directory;
+std::unordered_map<std::string, std::string> versions;  // of compilers, by file
+std::unordered_map<std::string, KernelFunction> loaded;  // by digest, as is the next
+std::unordered_map<std::string, std::shared_ptr<Compile>> compiles;  // those that go on
+
 // ---- the compiler -----------------------------------------------------------------------------
 
 struct Compiler {
   std::string path;
   std::string identity;  // path, version, file: a changed compiler makes every entry stale
 };
-
-std::string find_program(const std::string& name) {
-  if (name.find('/') != std::string::npos) {
-    return access(name.c_str(), X_OK) == 0 ? name : std::string();
-  }
-  const char* path = std::getenv("PATH");
-  std::istringstream directories(path ? path : "/usr/local/bin:/usr/bin:/bin");
-  for (std::string directory; std::getline(directories, directory, ':');) {
-    std::string full = (directory.empty() ? "." : directory) + "/" + name;
-    struct stat info;
-    if (stat(full.c_str(), &info) == 0 && S_ISREG(info.st_mode) && !access(full.c_str(), X_OK)) {
-      return full;
-    }
-  }
-  return {};
-}
-
-struct Outcome {
-  bool ok;
-  std::string output;
-};
-
-// Runs a program without a shell and collects what it prints.
-Outcome run_program(const std::vector<std::string>& arguments) {
-  std::vector<char*> argv;
-  for (auto& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
-  argv.push_back(nullptr);
-  // Messages in English, since explain() reads them.
-  std::vector<char*> environment;
-  for (char** entry = environ; *entry; ++entry) {
-    if (std::strncmp(*entry, "LC_ALL=", 7) != 0) environment.push_back(*entry);
-  }
-  char locale[] = "LC_ALL=C";
-  environment.push_back(locale);
-  environment.push_back(nullptr);
-
-  int pipe_ends[2];
-  if (pipe2(pipe_ends, O_CLOEXEC) != 0) return {false, "pipe: " + error_text(errno)};
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_adddup2(&actions, pipe_ends[1], 1);
-  posix_spawn_file_actions_adddup2(&actions, pipe_ends[1], 2);
-  pid_t child;
-  int error = posix_spawn(&child, argv[0], &actions, nullptr, argv.data(), environment.data());
-  posix_spawn_file_actions_destroy(&actions);
-  close(pipe_ends[1]);
-  std::string output;
-  if (error == 0) {
-    char block[4096];
-    ssize_t got;
-    while ((got = read(pipe_ends[0], block, sizeof block)) > 0 || (got < 0 && errno == EINTR)) {
-      if (got > 0) output.append(block, got);
-    }
-  }
-  close(pipe_ends[0]);
-  if (error != 0) return {false, arguments[0] + ": " + error_text(error)};
-  int status;
-  pid_t waited;
-  do {
-    waited = waitpid(child, &status, 0);
-  } while (waited < 0 && errno == EINTR);
-  // A host program that ignores SIGCHLD leaves no status; then the object file decides.
-  if (waited < 0) return {errno == ECHILD, output};
-  if (WIFSIGNALED(status)) {
-    output += arguments[0] + " was killed by signal " + std::to_string(WTERMSIG(status)) + "\n";
-  }
-  return {WIFEXITED(status) && WEXITSTATUS(status) == 0, output};
-}
 
 Compiler find_compiler() {
   std::string path;
@@ -167,13 +122,16 @@ Compiler find_compiler() {
   std::ostringstream file;
   file << path << ' ' << info.st_size << ' ' << info.st_mtime << ' ' << info.st_ino;
 
-  // One `--version` per compiler and process.
-  static std::mutex mutex;
-  static std::unordered_map<std::string, std::string> versions;
-  std::lock_guard<std::mutex> lock(mutex);
-  auto [entry, fresh] = versions.try_emplace(file.str());
-  if (fresh) entry->second = run_program({path, "--version"}).output;
-  return {path, file.str() + '\n' + entry->second};
+  // One `--version` per compiler and process, or one per thread where several begin at once.
+  {
+    std::lock_guard<std::mutex> lock(shared_mutex);
+    auto found = versions.find(file.str());
+    if (found != versions.end()) return {path, file.str() + '\n' + found->second};
+  }
+  std::string version = run_program({path, "--version"}).output;
+  std::lock_guard<std::mutex> lock(shared_mutex);
+  versions.try_emplace(file.str(), version);
+  return {path, file.str() + '\n' + version};
 }
 
 // What -march=native means here: the first processor's entry, without what changes from one
@@ -251,10 +209,6 @@ std::vector<std::string> compiler_flags(const Compiler& compiler, bool cooperati
 
 // ---- the cache --------------------------------------------------------------------------------
 
-std::mutex cache_mutex;
-std::string cache_directory;
-std::unordered_map<std::string, KernelFunction> loaded;
-
 KernelFunction load_object(const std::string& path, std::string* why) {
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   void* symbol = handle ? dlsym(handle, "zk_kernel") : nullptr;
@@ -279,11 +233,13 @@ bool intact(const std::string& object) {
 struct TemporaryDirectory {
   std::string path;
   TemporaryDirectory() {
-    const char* base = std::getenv("TMPDIR");
-    path = std::string(base && *base ? base : "/tmp") + "/zmlx-XXXXXX";
+    const char* chosen = std::getenv("TMPDIR");
+    std::string base = chosen && *chosen ? chosen : "/tmp";
+    path = base + "/zmlx-XXXXXX";
     if (!mkdtemp(path.data())) {
-      throw std::runtime_error("[zmlx] Cannot make a temporary directory " + path + ": " +
-                               error_text(errno));
+      throw std::runtime_error("[zmlx] Cannot make a temporary directory in " + base + " (" +
+                               error_text(errno) +
+                               "); set TMPDIR to a directory that can be written.");
     }
   }
   ~TemporaryDirectory() { rmdir(path.c_str()); }
@@ -293,6 +249,24 @@ struct TemporaryDirectory {
 struct Unwritable {
   std::string why;
 };
+
+// Removes what processes that were killed left of entries that they were making. Only such files
+// have two points in their names.
+void remove_leftovers(const std::string& directory) {
+  constexpr time_t seconds_of_the_longest_compile = 3600;
+  DIR* listing = opendir(directory.c_str());
+  if (!listing) return;
+  while (dirent* entry = readdir(listing)) {
+    const char* point = std::strchr(entry->d_name, '.');
+    if (!point || point == entry->d_name || !std::strchr(point + 1, '.')) continue;
+    struct stat info;
+    if (fstatat(dirfd(listing), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+        info.st_mtime + seconds_of_the_longest_compile < std::time(nullptr)) {
+      unlinkat(dirfd(listing), entry->d_name, 0);
+    }
+  }
+  closedir(listing);
+}
 
 // Compiles into `directory` under `name` and loads it; the object stays there if `keep`.
 KernelFunction build(const CompileRequest& request, const Compiler& compiler,
@@ -336,10 +310,66 @@ KernelFunction build(const CompileRequest& request, const Compiler& compiler,
   return function;
 }
 
+// From the cache of `directory`, if there is one, or from the compiler.
+KernelFunction load_or_build(const CompileRequest& request, const Compiler& compiler,
+                             const std::string& directory, const std::string& name) {
+  if (!directory.empty()) {
+    std::string path = directory + "/" + name + ".so";
+    auto object = read_file(path);
+    std::string why;
+    KernelFunction function = nullptr;
+    if (object && intact(*object)) function = load_object(path, &why);
+    if (function) {
+      statistics().cache_hits++;
+      return function;
+    }
+    static std::once_flag swept;
+    std::call_once(swept, remove_leftovers, directory);
+    try {
+      return build(request, compiler, directory, name, true);
+    } catch (const Unwritable& problem) {
+      static std::once_flag once;
+      std::call_once(once, [&] {
+        std::fprintf(stderr, "zmlx: cannot write to %s (%s); compiled kernels are not kept.\n",
+                     directory.c_str(), problem.why.c_str());
+      });
+    }
+  }
+  TemporaryDirectory temporary;
+  try {
+    return build(request, compiler, temporary.path, name, false);
+  } catch (const Unwritable& problem) {
+    throw std::runtime_error("[zmlx] Cannot write to " + temporary.path + ": " + problem.why);
+  }
+}
+
+// Until the other thread is done with it, or a signal's handler raises.
+void wait_for(Compile& other, std::unique_lock<std::mutex>& lock) {
+  std::chrono::milliseconds time(milliseconds_between_looks);
+  while (!other.ended.wait_for(lock, time, [&] { return other.over; })) {
+    lock.unlock();  // Python's lock is never asked for under this one
+    handle_signals();
+    lock.lock();
+  }
+}
+
+// Takes a compile off the list, however it ends, and wakes who waits for it.
+struct Ending {
+  const std::string& key;
+  const std::shared_ptr<Compile>& compile;
+  ~Ending() {
+    std::lock_guard<std::mutex> lock(shared_mutex);
+    auto found = compiles.find(key);
+    if (found != compiles.end() && found->second == compile) compiles.erase(found);
+    compile->over = true;
+    compile->ended.notify_all();
+  }
+};
+
 }  // namespace
 
 void set_cache_directory(const std::string& path) {
-  std::lock_guard<std::mutex> lock(cache_mutex);
+  std::lock_guard<std::mutex> lock(shared_mutex);
   cache_directory = path;
 }
 
@@ -350,42 +380,32 @@ KernelFunction compile_kernel(const CompileRequest& request) {
   std::string key = sha256(recipe + '\n' + request.text);
   std::string name = request.prefix + "-" + key.substr(0, 32);
 
+  auto compile = std::make_shared<Compile>();
   std::string directory;
   {
-    std::lock_guard<std::mutex> lock(cache_mutex);
-    if (auto found = loaded.find(key); found != loaded.end()) return found->second;
+    std::unique_lock<std::mutex> lock(shared_mutex);
+    while (true) {
+      if (auto found = loaded.find(key); found != loaded.end()) return found->second;
+      auto other = compiles[key];
+      if (!other || !other->elsewhere()) break;
+      wait_for(*other, lock);
+      // One that was interrupted has no failure of its own, and somebody else begins again.
+      if (other->failure) std::rethrow_exception(other->failure);
+    }
+    compiles[key] = compile;
     directory = cache_directory;
   }
-  KernelFunction function = nullptr;
-  if (!directory.empty()) {
-    std::string path = directory + "/" + name + ".so";
-    auto object = read_file(path);
-    std::string why;
-    if (object && intact(*object)) function = load_object(path, &why);
-    if (function) {
-      statistics().cache_hits++;
-    } else {
-      try {
-        function = build(request, compiler, directory, name, true);
-      } catch (const Unwritable& problem) {
-        static std::once_flag once;
-        std::call_once(once, [&] {
-          std::fprintf(stderr, "zmlx: cannot write to %s (%s); compiled kernels are not kept.\n",
-                       directory.c_str(), problem.why.c_str());
-        });
-      }
-    }
+  Ending ending{key, compile};
+  try {
+    KernelFunction function = load_or_build(request, compiler, directory, name);
+    std::lock_guard<std::mutex> lock(shared_mutex);
+    return loaded.try_emplace(key, function).first->second;
+  } catch (const Interrupted&) {
+    throw;
+  } catch (...) {
+    compile->failure = std::current_exception();
+    throw;
   }
-  if (!function) {
-    TemporaryDirectory temporary;
-    try {
-      function = build(request, compiler, temporary.path, name, false);
-    } catch (const Unwritable& problem) {
-      throw std::runtime_error("[zmlx] Cannot write to " + temporary.path + ": " + problem.why);
-    }
-  }
-  std::lock_guard<std::mutex> lock(cache_mutex);
-  return loaded.try_emplace(key, function).first->second;
 }
 
 }  // namespace zmlx

@@ -8,6 +8,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "prelude/abi.h"
 
@@ -26,6 +27,33 @@ struct Statistics {
 };
 Statistics& statistics();
 
+// ---- program.cc -------------------------------------------------------------------------------
+
+// The path of an executable, by its name or path; empty if there is none.
+std::string find_program(const std::string& name);
+
+struct Outcome {
+  bool ok;             // it ended with status 0, or nothing is known of how it ended
+  std::string output;  // what it printed, to either stream
+};
+
+// Runs a program without a shell. Throws Interrupted.
+Outcome run_program(const std::vector<std::string>& arguments);
+
+// `check` is asked now and then while somebody waits for a program: it runs the host program's
+// handlers of the signals that came, and says whether one raised.
+void set_interrupts(bool (*check)());
+
+// Such a handler raised. The program was ended.
+struct Interrupted {};
+
+// Throws Interrupted if `check` says so. Whoever waits does this again and again: a signal that
+// comes to another thread, or before the wait begins, does not end it.
+void handle_signals();
+constexpr int milliseconds_between_looks = 50;
+
+std::string error_text(int error);  // an errno in words
+
 // ---- compile.cc -------------------------------------------------------------------------------
 
 using KernelFunction = decltype(&zk_kernel);
@@ -41,8 +69,8 @@ struct CompileError {
   std::string output;
 };
 
-// The kernel's entry point, from the cache or from the compiler. Throws CompileError, or
-// std::runtime_error when there is no compiler or no writable directory.
+// The kernel's entry point, from the cache or from the compiler. Throws CompileError, Interrupted,
+// or std::runtime_error when there is no compiler or no writable directory.
 KernelFunction compile_kernel(const CompileRequest&);
 
 // Where objects are kept. The directory must belong to the user and be private (zmlx/cache.py

@@ -14,6 +14,7 @@ PyObject* guarded(Body body) {
     release_dropped_records();
     return body();
   } catch (const PythonError&) {
+  } catch (const Interrupted&) {
   } catch (const TypeError& error) {
     PyErr_SetString(PyExc_TypeError, error.what());
   } catch (const std::invalid_argument& error) {
@@ -395,6 +396,10 @@ extern "C" __attribute__((visibility("default"))) PyObject* zmlx_python(
     python.make_placeholder = new_reference(make_placeholder);
     test_layout(array, dtype, stream);
     set_prelude_directory(text_of(prelude));
+    set_interrupts([] {
+      HoldPython held;
+      return PyErr_CheckSignals() != 0;
+    });
     threads();  // a bad $ZMLX_NUM_THREADS is reported here and not at some launch
     Ref table(PyDict_New());
     for (auto& function : functions) {
