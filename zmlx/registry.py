@@ -3,7 +3,7 @@ export know about it. An op is tested, timed and documented by being registered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -176,11 +176,27 @@ def ops(family: str | None = None) -> Iterator[Op]:
 
 
 def get(name: str) -> Op:
-    """The op of that name; an unknown name lists the nearest ones."""
+    """The op of that name; a `KeyError` suggests near ones."""
+    list(ops())  # the catalogue is filled by being listed
+    if name not in _ops:
+        raise KeyError(f"no op is called {name!r}{_hint(name, _ops)}")
+    return _ops[name]
+
+
+def select(names: Collection[str]) -> list[Op]:
+    """The ops that have one of the names, or whose family has; all without a name."""
+    catalogue = list(ops())
+    known = {name for op in catalogue for name in (op.name, op.family)}
+    for name in names:
+        if name not in known:
+            raise KeyError(f"no op or family is called {name!r}{_hint(name, known)}")
+    return [op for op in catalogue if not names or {op.name, op.family} & set(names)]
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence: names that are near, whatever their case."""
     from difflib import get_close_matches
 
-    names = [op.name for op in ops()]
-    if name not in _ops:
-        near = get_close_matches(name, names) or names
-        raise KeyError(f"no op is called {name!r}; did you mean {', '.join(near)}?")
-    return _ops[name]
+    near = get_close_matches(name.lower(), sorted(known))
+    meant = f"did you mean {', '.join(near)}?" if near else "`python -m zmlx list` names them."
+    return f"; {meant}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .. import metal, registry, testing
+from .. import metal, testing
 from ..registry import Case, Op
 from . import memory
 from .anchors import FLOPS, Anchors, last_level_cache, threads_here
@@ -32,19 +32,6 @@ class Task:
     case: Case
     dtype: mx.Dtype
     mode: str
-
-
-def select(names: Sequence[str]) -> list[Op]:
-    """Ops by their own or their family's name; all without a name."""
-    catalogue = list(registry.ops())
-    known = {name for op in catalogue for name in (op.name, op.family)}
-    for name in names:
-        if name not in known:
-            raise ValueError(
-                f"[bench] what to measure must be model, overhead or an op or family of "
-                f"{', '.join(sorted(known))} but got {name!r}."
-            )
-    return [op for op in catalogue if not names or {op.name, op.family} & set(names)]
 
 
 def shape_of(op: Op, case: Case) -> str:

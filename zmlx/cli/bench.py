@@ -94,6 +94,9 @@ def run(arguments: argparse.Namespace) -> int:
     except (ValueError, FileNotFoundError, IsADirectoryError, PermissionError) as error:
         print(error, file=sys.stderr)
         return 2
+    except MemoryError as error:
+        print(f"[bench] the arrays must fit in memory but: {error}", file=sys.stderr)
+        return 2
 
 
 def _page(path: Path) -> int:
@@ -250,12 +253,17 @@ def _cases(op: Any, arguments: argparse.Namespace) -> list[Any]:
 def _tasks(arguments: argparse.Namespace, names: list[str]) -> tuple[list[Any], list[Any]]:
     import mlx.core as mx
 
-    from zmlx.bench.run import Task, at_shape, select, sweep
+    from zmlx import registry
+    from zmlx.bench.run import Task, at_shape, sweep
 
     quick = arguments.quick
     dtypes = arguments.dtype or (["float32"] if quick else ["float32", "bfloat16"])
     tasks, points = [], []
-    for op in select(names):
+    try:
+        ops = registry.select(names)
+    except KeyError as error:
+        raise ValueError(f"[bench] {error.args[0]}") from None
+    for op in ops:
         shapes = [at_shape(op, shape) for shape in arguments.shape or ()]
         cases = shapes or _cases(op, arguments)
         modes = [m for m in arguments.mode or MODES if m == "forward" or op.differentiable]

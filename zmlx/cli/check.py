@@ -10,7 +10,6 @@ import argparse
 import json
 import sys
 import time
-from difflib import get_close_matches
 from typing import Any
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -27,13 +26,10 @@ def run(arguments: argparse.Namespace) -> int:
     from zmlx import launch, registry
     from zmlx.cli import runs_here
 
-    names = set(arguments.ops)
-    known = {name for op in registry.ops() for name in (op.name, op.family)}
-    if names - known:
-        unknown = min(names - known)
-        near = get_close_matches(unknown, sorted(known))
-        hint = f"; did you mean {', '.join(near)}?" if near else "."
-        print(f"[check] no op or family is called {unknown!r}{hint}", file=sys.stderr)
+    try:
+        ops = registry.select(arguments.ops)
+    except KeyError as error:
+        print(f"[check] {error.args[0]}", file=sys.stderr)
         return 2
     try:
         import autograd.scipy.special  # noqa: F401  (the oracle's float64 functions and gradients)
@@ -41,7 +37,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"[check] the float64 oracle is missing ({error}).", file=sys.stderr)
         print("Remedy: pip install 'autograd[scipy]'", file=sys.stderr)
         return 2
-    ops = [op for op in registry.ops() if not names or {op.name, op.family} & names]
     target = launch.settings().target or "reference"
     if not runs_here("check", target):
         return 2
