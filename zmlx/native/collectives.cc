@@ -117,8 +117,9 @@ void rewrite_calls(Unit& unit, const Reach& reach) {
 }
 
 // for (a; b; c) d  ->  for (zk_loop …; once;) for (a; turn() && (b); c) d
-// An outer `for` keeps the loop one statement, so that no `else` changes its partner.
-void count_turns(Unit& unit, size_t loop) {
+// An outer `for` keeps the loop one statement, so that no `else` changes its partner. Where threads
+// meet in c, which stands before d and comes after it, it counts as a turn, too.
+void count_turns(Unit& unit, size_t loop, const Reach& reach) {
   auto& tokens = unit.tokens;
   auto& outline = unit.outline;
   bool whole = tokens[loop].is("do") || tokens[loop + 1].is("(");
@@ -147,6 +148,7 @@ void count_turns(Unit& unit, size_t loop) {
   bool endless = begin + 1 == end;
   tokens[begin].after += endless ? " zk_turns.turn()" : " zk_turns.turn() && (";
   if (!endless) tokens[end].before = ")" + tokens[end].before;
+  if (end != close && reach.called_within(end, close)) tokens[end].after += " zk_turns.turn(),";
 }
 
 }  // namespace
@@ -171,8 +173,9 @@ void mark_collectives(Unit& unit, const Library& library) {
     bool loop = token.is("for") || token.is("do") || (token.is("while") && !tails.count(i));
     if (!loop) continue;
     if (token.is("do")) tails.insert(unit.outline.statement_end(i + 1) + 1);
-    if (reach.called_within(i, unit.outline.statement_end(i))) count_turns(unit, i);
+    if (reach.called_within(i, unit.outline.statement_end(i))) count_turns(unit, i, reach);
   }
+  rejoin(unit, reach);
   pass_site(unit, reach);
   rewrite_calls(unit, reach);
 }

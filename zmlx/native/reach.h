@@ -80,4 +80,7 @@ class Reach {
   bool hands_any_ = false;
 };
 
+// rejoin.cc: makes lanes meet behind what only some of them do within an expression.
+void rejoin(Unit&, const Reach&);
+
 }  // namespace zmlx

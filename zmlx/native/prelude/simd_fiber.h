@@ -60,6 +60,18 @@ struct zk_loop : zk_scope {
   }
 };
 
+// (x, zk_rejoin(…)) is x, once the other lanes have come there.
+struct zk_rejoin {
+  explicit zk_rejoin(zk_site site) {
+    zk_group* group = zk_here();
+    group->meet(group, (unsigned)site.line, nullptr);
+  }
+};
+template <class T>
+inline T operator,(T&& x, zk_rejoin) {
+  return static_cast<T&&>(x);
+}
+
 namespace metal {
 
 // A packed vector or an assignable swizzle stands for its vector.
