@@ -14,6 +14,7 @@ from ops.sweep import in_dtypes
 import zmlx
 from zmlx import kernels, launch, metal
 from zmlx.kernels import argmax, argmin, max, mean, min, std, sum, var
+from zmlx.kernels import axes as axes_module
 from zmlx.kernels.axes import NUMBERS, plan
 
 NAMES = ("sum", "mean", "max", "min", "var", "std", "argmax", "argmin")
@@ -308,6 +309,32 @@ def test_gradients_over_axes_that_are_no_neighbours(axes, name):
         for f in (getattr(kernels, name), getattr(mx, name))
     )
     same(got, want, 1e-4)
+
+
+@pytest.mark.parametrize("name", SEVERAL_AXES)
+@pytest.mark.parametrize(
+    "shape, axes", [((6, 1, 5, 4), None), ((2, 6, 7, 3), (1, 2)), ((3, 4, 5, 2), (0, 1, 2))]
+)
+def test_axes_that_are_too_long_for_one_go_one_after_the_other(name, shape, axes, monkeypatch):
+    monkeypatch.setattr(axes_module, "LONGEST", 20)
+    plan.cache_clear()
+    try:
+        x = normal(*shape) + 3
+        op, mlx = getattr(kernels, name), getattr(mx, name)
+        for keepdims in (False, True):
+            same(op(x, axes, keepdims=keepdims), mlx(x, axes, keepdims=keepdims), 1e-4)
+        got, want = (mx.grad(lambda x, f=f: (f(x, axes) ** 2).sum())(x) for f in (op, mlx))
+        same(got, want, 1e-4)
+    finally:
+        plan.cache_clear()
+
+
+def test_more_elements_than_the_longest_axis_has():
+    x = mx.broadcast_to(mx.arange(4, dtype=mx.uint8)[:, None], (4, 1 << 30))
+    assert plan(tuple(x.shape), (0, 1)).run == (1,)
+    message = r"\[argmax\] 'x' must have at most 2147483647 elements but got 4294967296"
+    with pytest.raises(ValueError, match=message):
+        argmax(x)
 
 
 def test_axes_of_size_1_between_or_beside_others_take_no_run():

@@ -16,7 +16,7 @@ from ..arguments import Argument, check_flag
 from ..launch import settings
 from ..registry import Op, Option, register
 from ..targets import cpu
-from .axes import NUMBERS, named_axes, plan
+from .axes import LONGEST, NUMBERS, named_axes, plan
 from .folds import fold
 from .reductions import BENCHMARKS, KEEPDIMS, over_last
 
@@ -49,6 +49,8 @@ def _extreme_at(name: str, x: mx.array, axis: int | None, keepdims: bool) -> mx.
     p = plan(tuple(x.shape), axes)
     if p.elements == 0:
         raise ValueError(f"[{name}] 'x' must have elements to compare but got shape {x.shape}.")
+    if p.elements > LONGEST:
+        raise ValueError(f"[{name}] 'x' must have at most {LONGEST} elements but got {x.size}.")
     if not x.size:  # nothing is asked for, which MLX refuses
         return mx.zeros(p.kept if keepdims else p.shape, dtype=mx.uint32)
     if settings().target == "reference" or cpu.maybe_tracing((x,)) == cpu.DYNAMIC:

@@ -4,7 +4,7 @@ Axes of size 1 count for nothing, and neighbouring axes that are both reduced, o
 one. What is left of most calls is (rows, D) with D reduced, or (batches, rows, D) with the middle
 axis reduced; neither moves an element. Where nothing is left to reduce, each element is a column.
 Reduced axes that are no neighbours, such as 0 and 2 of three, go one run of neighbours after the
-other, the last one first (see `folds.py`).
+other, the last one first (see `folds.py`), and so do neighbours that are too long for one axis.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ INTEGERS = (
 NUMBERS = (mx.float32, mx.float16, mx.bfloat16, *INTEGERS)
 
 X = Argument("x", "(...)", NUMBERS)
+
+LONGEST = 2**31 - 1  # axis that MLX has
 
 _ELEMENTS = {
     **dict.fromkeys((mx.bool_, mx.int8, mx.int16, mx.int32), "int"),
@@ -128,12 +130,19 @@ def plan(size: tuple[int, ...], axes: tuple[int, ...]) -> Plan:
     longer = (a for a, n in enumerate(size) if n != 1)
     runs = [(is_in, tuple(run)) for is_in, run in groupby(longer, axes.__contains__)]
     reduced = [i for i, (is_reduced, _) in enumerate(runs) if is_reduced]
+    last = _within(size, runs[reduced[-1]][1]) if reduced else ()
     if not reduced:  # of columns a CPU takes many in a vector register, of rows one at a time
         return Plan(axes, axes, (1, 1, prod(shape)), shape, kept, 1)
+    if len(reduced) > 1 or last != runs[reduced[0]][1]:
+        return Plan(axes, last, (), shape, kept, count)
     if reduced == [len(runs) - 1]:
         return Plan(axes, axes, (prod(shape), count), shape, kept, count)
-    if len(reduced) == 1:
-        run = runs[reduced[0]][1]
-        before, after = prod(size[: run[0]]), prod(size[run[-1] + 1 :])
-        return Plan(axes, axes, (before, count, after), shape, kept, count)
-    return Plan(axes, runs[reduced[-1]][1], (), shape, kept, count)
+    before, after = prod(size[: last[0]]), prod(size[last[-1] + 1 :])
+    return Plan(axes, axes, (before, count, after), shape, kept, count)
+
+
+def _within(size: tuple[int, ...], run: tuple[int, ...]) -> tuple[int, ...]:
+    """The last axes of a run that fit into one."""
+    while prod(size[a] for a in run) > LONGEST:
+        run = run[1:]
+    return run
