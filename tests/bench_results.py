@@ -1,6 +1,7 @@
 """Results of the benchmark that nobody measured, for the tests of what is made of them."""
 
-from zmlx.bench.result import Result, Row, Timing
+from zmlx.bench import model
+from zmlx.bench.result import ModelRow, Result, Row, Timing
 from zmlx.bench.summary import Summary
 from zmlx.bench.variants import (
     COMPILED,
@@ -38,3 +39,18 @@ ENVIRONMENT = {
 
 def outcome(*items, overheads=(), sweep=()):
     return Result(ENVIRONMENT, {"copy": firm(4.6e10)}, items, overheads, sweep)
+
+
+def model_row(ratio=3.0, share=0.4, vocabulary=32768, *, process=None, count=7):
+    peaks = {"MLX": 1.0, "MLX + OpenBLAS": 1.0, "patched + OpenBLAS": share}
+    resident = peaks if process is None else {**peaks, "patched + OpenBLAS": process}
+    timings = {
+        name: Timing(
+            firm(2.0, count=1 if name == "MLX" else count),
+            int(peaks[name] * 2**30),
+            int(resident[name] * 2**30),
+        )
+        for name in peaks
+    }
+    ratios = {"MLX": firm(20.0, count=1), "MLX + OpenBLAS": firm(ratio, count=count)}
+    return ModelRow("llama", vocabulary, 2048, model.MODES[2], timings, ratios)

@@ -1,6 +1,5 @@
-"""Kernels in the style of what others publish for MLX and for Metal,
-    through `install()` as they would
-come: in a GPU's geometry, in two orders of execution, read strictly and compiled for CUDA."""
+"""Kernels in the style of what others publish for MLX and for Metal, through `install()` as they
+would come: in a GPU's geometry, in two orders of execution, read strictly and compiled for CUDA."""
 
 from __future__ import annotations
 
