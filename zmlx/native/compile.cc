@@ -163,7 +163,7 @@ std::vector<std::string> compiler_flags(const Compiler& compiler, bool cooperati
       "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti",
       "-nostdlib", "-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math", "-w", "-pipe",
 #if defined(__aarch64__)
-      "-mcpu=native",
+      "-mcpu=native", "-fsigned-char",  // which Metal's char is
 #else
       // g++ prefers vectors of 256 bits on most processors that have AVX-512; the longer ones made
       // bfloat16 rows from cache 1.2 to 1.4 times as fast and float32 rows no slower.
