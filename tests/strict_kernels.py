@@ -90,6 +90,8 @@ METAL_REFUSES = [
      "bfloat and half do not mix"),
     ("there is no double", "", "double v = 1.0; y[0] = v;", "Metal has no double"),
     ("there is no long long", "", "long long v = 1; y[0] = v;", "Metal has no long long"),
+    ("literals have 64 bits", "", "y[0] = 0x10000000000000000;",
+     "Metal has no type for the literal 0x10000000000000000"),
     ("no literal is a long double", "", "y[0] = 1.0L;", "Metal has no type for the literal 1.0L"),
     ("vectors do not convert to other vectors", "", "int4 i = int4(1); float4 f = i; y[0] = f.x;",
      "cannot initialize a variable of type 'thread float4'"),

@@ -130,3 +130,11 @@ def test_a_row_broadcasts_with_a_single_element_of_more_axes(a, b):
     assert f(x, y).shape == (x * y).shape
     close(f(x, y), x * mx.sin(y))
     close(f(y, x), y * mx.sin(x))
+
+
+def test_more_elements_than_64_bits_count():
+    x = mx.broadcast_to(mx.array(3.0), (2**30, 2**30, 16))
+    with pytest.raises(ValueError, match=r"\[expression\] arrays must be smaller than 2\^60"):
+        zmlx.expression("x * x")(x)
+    with pytest.raises(ValueError, match=r"\[swiglu\] arrays must be smaller than 2\^60"):
+        zmlx.kernels.swiglu(x, x)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import zmlx
-from zmlx import metal
+from zmlx import metal, strict
 
 DOUBLE = {
     "name": "double",
@@ -157,6 +157,37 @@ def test_a_bad_specification(change, message):
 def test_a_bad_launch(arguments, message):
     with pytest.raises((ValueError, TypeError), match=re.escape("[double] " + message)):
         metal.kernel(**DOUBLE)(mx.ones((4,)), **arguments)
+
+
+@pytest.mark.parametrize("sizes, message", [
+    ({"output_shapes": [(2**30, 2**30, 4)]}, "'output_shapes' must take less than 2^63 bytes"),
+    ({"grid": (2**30, 2**30, 16)}, "'grid' must hold less than 2^63 threads"),
+    ({"threadgroup": (2**30, 2**30, 16)}, "'threadgroup' must hold at most 1024 threads"),
+])  # fmt: skip
+def test_sizes_whose_product_is_no_number(sizes, message):
+    call = {"grid": (4, 1, 1), "threadgroup": (1, 1, 1), "output_shapes": [(4,)],
+            "output_dtypes": [mx.float32]}  # fmt: skip
+    with zmlx.install():
+        kernel = mx.fast.metal_kernel(**DOUBLE)
+        with pytest.raises(ValueError, match=re.escape(message)):
+            kernel(inputs=[mx.ones((4,))], **{**call, **sizes})
+
+
+def test_literals_and_buffers_that_metal_has_not():
+    big = metal.kernel(**{**DOUBLE, "source": "y[0] = 1;\ny[1] = 18'446'744'073'709'551'616u;"})
+    with pytest.raises(RuntimeError, match=r"line 2 of the source.*does not fit into any integer"):
+        big(mx.ones((4,)))
+    largest = metal.kernel(**{**DOUBLE, "source": "y[0] = 0xFFFF'FFFF'FFFF'FFFF == ~0ul;"})
+    assert largest(mx.ones((4,)))[0].item() == 1
+    for inputs, source in ((31, ""), (29, "(void)x0_shape[0]; (void)x0_ndim;")):
+        names = [f"x{i}" for i in range(inputs)]
+        many = metal.kernel(
+            name="many", input_names=names, output_names=["y"], source=source + "y[0] = x0[0];"
+        )
+        with pytest.raises(RuntimeError, match="takes 32 buffers, more than the 31 that Metal has"):
+            many(*[mx.ones((9,))] * inputs, output_shapes=[(1,)])
+        problems = strict.check(many.spec.source("metal", *[mx.ones((9,))] * inputs))
+        assert [p.message for p in problems] == ["Metal has 31 buffers for a kernel"]
 
 
 def test_wrong_inputs():

@@ -243,7 +243,7 @@ class PatternKernel:
         least = 8 if any(x.kind == "random" for x in pattern.inputs) else 1
         if isinstance(pattern, Elementwise):
             shape = tuple(inputs[self._first_full()].shape)
-            size = prod(shape)
+            size = self._size(shape)
             wide = mx.uint64 if size >= 2**32 else mx.uint32
             geometry = launch.elementwise(settings, size, least=least)
             return geometry, (shape,) * len(self.dtypes), (_constant(size, wide),)
@@ -251,6 +251,7 @@ class PatternKernel:
             raise ValueError(
                 f"[{self.name}] rows and row length must be below 2^32 but got {rows} and {d}."
             )
+        self._size((*lead, d))
         constants = [_constant(rows, mx.uint32), _constant(d, mx.uint32)]
         chunks = 1
         if isinstance(pattern, Columnwise):
@@ -308,6 +309,13 @@ class PatternKernel:
         output = shape if scans else (shape[0], *((parts,) if pattern.cut else ()), *shape[2:])
         constants = tuple(_constant(n, mx.uint32) for n in (*shape, parts, chunk))
         return geometry, (output,) * len(self.dtypes), constants
+
+    def _size(self, shape: tuple[int, ...]) -> int:
+        """How many elements there are; their bytes, in any dtype, are a number of 64 bits."""
+        size = prod(shape)
+        if size >= 2**60:
+            raise ValueError(f"[{self.name}] arrays must be smaller than 2^60 but got {shape}.")
+        return size
 
     def _first_full(self) -> int:
         name = next(x.array or x.name for x in self.pattern.inputs if x.kind == "full")

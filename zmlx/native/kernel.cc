@@ -30,9 +30,11 @@ std::string joined(const std::vector<std::string>& names) {
   return text;
 }
 
-std::string extent_text(const Extent& extent) {
-  return "(" + std::to_string(extent[0]) + ", " + std::to_string(extent[1]) + ", " +
-         std::to_string(extent[2]) + ")";
+template <class Sizes>
+std::string sizes_text(const Sizes& sizes) {
+  std::string text;
+  for (int size : sizes) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return "(" + text + ")";
 }
 
 // All of a call that reaches the text: dtypes, whether an input is a scalar or small (MLX passes
@@ -88,24 +90,37 @@ void Kernel::check(const Call& call) const {
          joined(spec.output_names) + ") but got " + std::to_string(call.output_dtypes.size()) +
          ".");
   }
-  for (auto& shape : call.output_shapes) {
-    for (int size : shape) {
+  for (size_t i = 0; i < outputs; ++i) {
+    int64_t bytes = call.output_dtypes[i].size();
+    bool fits = true, empty = false;
+    for (int size : call.output_shapes[i]) {
       if (size < 0) fail("'output_shapes' must not be negative but got " + std::to_string(size));
+      empty |= size == 0;
+      fits &= !__builtin_mul_overflow(bytes, int64_t(size), &bytes);
+    }
+    if (!fits && !empty) {
+      fail("'output_shapes' must take less than 2^63 bytes but got " +
+           sizes_text(call.output_shapes[i]) + ".");
     }
   }
-  int64_t threads = 1;
+  int64_t threads = 1, all = 1;
+  bool countable = true;
   for (int axis = 0; axis < 3; ++axis) {
     if (call.grid[axis] < 0) {
-      fail("'grid' must not be negative but got " + extent_text(call.grid) + ".");
+      fail("'grid' must not be negative but got " + sizes_text(call.grid) + ".");
     }
     if (call.threadgroup[axis] < 1) {
-      fail("'threadgroup' must be positive but got " + extent_text(call.threadgroup) + ".");
+      fail("'threadgroup' must be positive but got " + sizes_text(call.threadgroup) + ".");
     }
-    threads *= call.threadgroup[axis];
+    threads *= std::min(call.threadgroup[axis], 1025);
+    countable &= !__builtin_mul_overflow(all, int64_t(call.grid[axis]), &all);
+  }
+  if (!countable) {
+    fail("'grid' must hold less than 2^63 threads but got " + sizes_text(call.grid) + ".");
   }
   // Metal's own limit for any pipeline; a kernel with many registers may have a lower one there.
   if (threads > 1024) {
-    fail("'threadgroup' must hold at most 1024 threads but got " + extent_text(call.threadgroup) +
+    fail("'threadgroup' must hold at most 1024 threads but got " + sizes_text(call.threadgroup) +
          ".");
   }
 }

@@ -1,9 +1,12 @@
 #include "signature.h"
 
+#include <algorithm>
 #include <cstdlib>
 
 namespace zmlx {
 namespace {
+
+constexpr int most_buffers = 31;
 
 bool is_address_space(const Token& token) {
   return token.is("device") || token.is("constant") || token.is("thread") ||
@@ -254,6 +257,13 @@ Signature read_signature(const Tokens& tokens, const Outline& outline, const Pla
       if (i > begin) signature.parameters.push_back(read_parameter(tokens, begin, i));
       begin = i + 1;
     }
+  }
+  int buffers = 0;
+  for (auto& parameter : signature.parameters) buffers = std::max(buffers, parameter.buffer + 1);
+  if (buffers > most_buffers) {
+    place.refuse(tokens[start].line, "it takes " + std::to_string(buffers) +
+                                         " buffers, more than the " +
+                                         std::to_string(most_buffers) + " that Metal has");
   }
   for (auto& parameter : signature.parameters) {
     parameter.plain = parameter.type == "uint3" &&

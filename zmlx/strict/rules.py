@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from ..packed import MOST_BUFFERS
 from .tokens import Outline, Scope
 from .translate import ELEMENTS, SPACES, VECTORS, Layout
 
@@ -39,6 +40,7 @@ _WORDS = {
 
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*(?:include|import)\b[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 _NUMBER_SUFFIX = re.compile(r"(?!0[xX]).*[.eE].*[lL]|.*\d[uU]?(?:ll|LL)[uU]?")
+_INTEGER = re.compile(r"(0[xX][\da-fA-F']+|0[bB][01']+|[\d']+)[uUlL]*")
 
 
 def metal(outline: Outline, version: int) -> Iterator[Finding]:
@@ -57,6 +59,12 @@ def metal(outline: Outline, version: int) -> Iterator[Finding]:
             yield line, "Metal has its own library and no std:: (§1.5.4)"
         elif token.kind == "number" and _NUMBER_SUFFIX.fullmatch(text):
             yield line, f"Metal has no type for the literal {text} (§2.1)"
+        elif token.kind == "number" and (match := _INTEGER.fullmatch(text)):
+            if int(re.sub("^0(?=[0-7])", "0o", match[1].replace("'", "")), 0) >= 2**64:
+                yield line, f"Metal has no type for the literal {text} (§2.1)"
+        elif text == "buffer" and outline[i - 1] == "[" and outline[i + 2].isdigit():
+            if int(outline[i + 2]) >= MOST_BUFFERS:
+                yield line, f"Metal has {MOST_BUFFERS} buffers for a kernel"
         elif text == "static" and _in_function(outline, i):
             yield line, "variables in a function cannot be static (§5.3)"
         elif text == "[" and version < 320 and _is_lambda(outline, i):

@@ -36,8 +36,15 @@ struct zk_lanes {
   }
 };
 
+// A barrier of CUDA orders memory for its group; for the other groups a fence does. They are meant
+// where device memory is, too: kernels count the groups that are done behind such a barrier.
+METAL_FUNC void zk_order(mem_flags flags) {
+  if ((flags & mem_flags::mem_device) != mem_flags::mem_none) zk_intrinsic_fence_device();
+}
+
 template <int Control, int Exits>
-METAL_FUNC void threadgroup_barrier(zk_flow<Control, Exits>, mem_flags) {
+METAL_FUNC void threadgroup_barrier(zk_flow<Control, Exits>, mem_flags flags) {
+  zk_order(flags);
   if constexpr (Control > ZK_SIMD_ROWS) {
     zk_intrinsic_meet_apart();
   } else {
@@ -45,10 +52,10 @@ METAL_FUNC void threadgroup_barrier(zk_flow<Control, Exits>, mem_flags) {
   }
 }
 template <int Control, int Exits>
-METAL_FUNC void simdgroup_barrier(zk_flow<Control, Exits>, mem_flags) {
+METAL_FUNC void simdgroup_barrier(zk_flow<Control, Exits>, mem_flags flags) {
+  zk_order(flags);
   zk_intrinsic_meet_simd(Control > ZK_SIMD_ROWS ? zk_intrinsic_active() : 0xffffffffu);
 }
-// A barrier of CUDA orders memory for its group; for the other groups a fence does.
 template <class Flow>
 METAL_FUNC void threadgroup_barrier(Flow flow, mem_flags flags, thread_scope scope) {
   if (scope == thread_scope_device) zk_intrinsic_fence_device();
