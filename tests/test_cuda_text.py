@@ -183,6 +183,18 @@ def test_what_a_helper_stores_to_is_no_factor_and_no_index(argument, expected):
     assert flows(source.replace("i < N", "i < rows[0]"), helper) == [(2, 0)]
 
 
+def test_products_are_rounded_where_the_source_says_so():
+    source = "y[0] = x[0] * x[1] - x[2];"
+    assert "mul.rn.f32" not in ptx(source)  # the assembler may fuse it
+    assert "mul.rn.f32" in ptx("#pragma clang fp contract(off)\n" + source)
+
+
+def test_a_barrier_of_device_memory_orders_it_for_the_other_groups():
+    barrier = "threadgroup_barrier(mem_flags::mem_{}); y[0] = x[0];"
+    assert "membar.gl" in ptx(barrier.format("device"), group=64)
+    assert "membar.gl" not in ptx(barrier.format("threadgroup"), group=64)
+
+
 def test_an_overload_of_the_texts_own_inherits_its_callers_flow():
     """As MLX has them: simd_shuffle_down for bool goes through that for uint."""
     overload = """

@@ -342,3 +342,19 @@ def test_one_thread_alone_is_a_simdgroup_with_lane_0(kind: str) -> None:
     among = run(source, output=((1, 32), mx.float32), grid=2, group=2, init=0)
     np.testing.assert_array_equal(alone, among)
     assert alone[0, 30] == 7
+
+
+@pytest.mark.parametrize("inside", ["", "struct S {"])
+@pytest.mark.parametrize("condition", ["sizeof(T) < 8", "(N) < 4", "N < 4 && sizeof(T) < 8"])
+def test_a_template_whose_list_compares(inside: str, condition: str) -> None:
+    header = f"""
+        {inside}
+        template <typename T, int N = 2, metal::enable_if_t<{condition}, bool> = true>
+        T total(T v) {{ return simd_sum(v); }}
+        {inside and "};"}
+    """
+    call = "S s; out[i] = s.total(x[i]);" if inside else "out[i] = total(x[i]);"
+    x = np.arange(32, dtype=np.float32)
+    source = "uint i = thread_position_in_grid.x; " + call
+    result = run(source, {"x": x}, (32, mx.float32), 32, 32, header=header)
+    np.testing.assert_array_equal(result, np.full(32, x.sum()))

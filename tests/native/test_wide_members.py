@@ -24,3 +24,26 @@ WIDE = Row(
 def test_arrays_and_templates_of_wide_types(group: int) -> None:
     with zmlx.target("cpu"):
         WIDE.check(group, meet=group > 1)
+
+
+PACKED = Row(
+    "packed_t packed = {uchar(1), half(2), float3(3, 4, 5), 6};"
+    "packed.h += half(1); thread half& h = packed.h; h *= half(2); packed.v.y += x[i];"
+    "const device Behind* b = (const device Behind*)((const device uchar*)out + 1);"
+    "r = sizeof(packed_t) + 100 * sizeof(Behind) + 10000 * sizeof(One<half>) + float(packed.h)"
+    "+ packed.v.y + packed.i + (b == nullptr);",
+    23 + 1500 + 30000 + 6 + 4 + X + 6,
+    """
+        typedef struct __attribute__((packed)) { uchar c; half h; float3 v; int i; } packed_t;
+        struct Behind { uchar c; packed_float3 v; half h; } __attribute__((packed));
+        template <typename T> struct [[gnu::packed]] One { uchar c; T t; };
+        struct Between { uchar c; half packed; };
+        static_assert(sizeof(Between) == 4 && sizeof(Behind[2]) == 30);
+        """,
+)
+
+
+@pytest.mark.parametrize("group", [1, 8])
+def test_packed_members_have_no_gaps(group: int) -> None:
+    with zmlx.target("cpu"):
+        PACKED.check(group, meet=group > 1)

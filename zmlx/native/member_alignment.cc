@@ -65,6 +65,43 @@ bool gives_wide_types(const Unit& unit, const std::set<std::string>& names) {
   return false;
 }
 
+// The brace that token i is in, or none.
+size_t enclosing(const Unit& unit, size_t i) {
+  while (i-- > 0) {
+    if (unit.tokens[i].is("}")) i = unit.outline.partner[i];
+    else if (unit.tokens[i].is("{")) return i;
+  }
+  return Outline::none;
+}
+
+// The braces of structs that are __attribute__((packed)), in front or behind. g++ packs no members
+// with constructors, which half and the vectors are, unless a pragma says so.
+std::set<size_t> pack(Unit& unit) {
+  Tokens& tokens = unit.tokens;
+  std::set<size_t> packed;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (!tokens[i].is("packed") && !tokens[i].is("__packed__")) continue;
+    size_t begin = unit.outline.statement_begin(i), brace = i;
+    bool attribute = false;
+    while (begin > 1 && tokens[begin - 1].is_any({"(", "["})) {
+      auto& before = tokens[begin - 2];
+      attribute |= before.is(tokens[begin - 1].is("(") ? "__attribute__" : "[");
+      begin = unit.outline.statement_begin(begin - 1);
+    }
+    if (!attribute) continue;
+    if (begin > 0 && tokens[begin - 1].is("}") && unit.outline.in_type(begin - 1)) {
+      brace = unit.outline.partner[begin - 1];
+      begin = unit.outline.statement_begin(brace);
+    }
+    size_t end = unit.outline.statement_end(begin);
+    while (brace < end && !tokens[brace].is("{")) ++brace;
+    if (brace >= end || !unit.outline.in_type(brace + 1) || !packed.insert(brace).second) continue;
+    tokens[begin].before = "_Pragma(\"pack(push, 1)\") " + tokens[begin].before;
+    tokens[end].after += " _Pragma(\"pack(pop)\")";
+  }
+  return packed;
+}
+
 // Metal's answer, where C++ has that of the vectors here.
 void ask_members_alignment(Unit& unit) {
   for (size_t i = 0; i < unit.tokens.size(); ++i) {
@@ -83,6 +120,7 @@ bool align_members(Unit& unit) {
   ask_members_alignment(unit);
   std::set<std::string> names = wide_names(tokens), parameters = type_parameters(tokens);
   bool any_wide = gives_wide_types(unit, names);
+  std::set<size_t> packed = pack(unit);
   bool aligned = false;
   for (size_t i = 2; i + 1 < tokens.size(); ++i) {
     if (tokens[i].kind != Token::word || !unit.outline.in_type(i)) continue;
@@ -103,6 +141,7 @@ bool align_members(Unit& unit) {
       name = last + 1;
     }
     // A bit-field or a function has something else behind its name.
+    if (packed.count(enclosing(unit, i))) continue;
     if (!variable || !wide || tokens[name + 1].is_any({":", "("})) continue;
     tokens[i].before += "alignas(zk_member_alignment<" + type + ">) ";
     aligned = true;

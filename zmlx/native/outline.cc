@@ -109,7 +109,10 @@ size_t Outline::find_list_end(size_t i) const {
   int depth = 0;
   for (size_t k = i; k < tokens_.size(); ++k) {
     if (tokens_[k].is("<")) {
-      ++depth;  // in a list, only brackets hold a comparison
+      // A list holds comparisons in brackets, or of what no list is behind: sizeof(T) < 8.
+      bool compared = tokens_[k - 1].is_any({")", "]"}) || tokens_[k - 1].kind == Token::number ||
+                      (tokens_[k + 1].kind == Token::number && !templates.count(tokens_[k - 1].text));
+      depth += k == i || !compared;
     } else if (tokens_[k].is(">")) {
       if (--depth == 0) return k;
     } else if (tokens_[k].is_any({"(", "[", "{"})) {

@@ -193,6 +193,9 @@ class Preprocessor {
       std::string text;
       for (auto& token : rest) text += " " + token.text;
       place_.refuse(line[0].line, "#error" + text);
+    } else if (name == "pragma" && rest.size() > 3 && rest[0].is("pack") && !rest[2].is("pop")) {
+      place_.refuse(line[0].line, "#pragma pack is not supported; write __attribute__((packed)) "
+                                  "behind `struct`");
     } else if (name != "pragma" && name != "warning" && !name.empty()) {
       place_.refuse(line[0].line, "the directive #" + name + " is not supported; remove it");
     }

@@ -138,6 +138,7 @@ bool Reach::handed(size_t i, Handed* handed) const {
 // The items of a template list; a pack is more than any list holds.
 size_t Reach::list_size(size_t open) const {
   size_t close = unit_.outline.partner[open], size = open + 1 < close;
+  if (close == Outline::none) return Outline::none;
   for (size_t i = open + 1; i < close; ++i) {
     if (unit_.tokens[i].is("...")) return Outline::none;
     if (unit_.tokens[i].is(",")) ++size;

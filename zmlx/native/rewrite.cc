@@ -184,13 +184,27 @@ void name_alike(Unit& unit) {
   signature.name = unit.tokens[signature.name_at].text = name;
 }
 
-// Metal's request that a * b + c be rounded twice; all other pragmas leave the compiler a choice.
+// The request that a * b + c be rounded twice, in a directive or a _Pragma; all other pragmas leave
+// the compiler a choice.
 bool forbids_contraction(const std::string& metal_text) {
   Tokens tokens = tokenize(metal_text);
-  const char* const pragma[] = {"#", "pragma", "METAL", "fp", "contract", "(", "off", ")"};
-  auto found = std::search(tokens.begin(), tokens.end(), std::begin(pragma), std::end(pragma),
-                           [](const Token& token, const char* text) { return token.is(text); });
-  return found != tokens.end();
+  for (size_t i = 0; i + 2 < tokens.size(); ++i) {
+    if (tokens[i].is("_Pragma") && tokens[i + 2].kind == Token::literal) {
+      auto& quoted = tokens[i + 2].text;
+      if (forbids_contraction("#pragma " + quoted.substr(1, quoted.size() - 2))) return true;
+    }
+    if (!tokens[i].is("#") || !tokens[i + 1].is("pragma")) continue;
+    for (const char* spelling : {"METAL fp contract(off)", "clang fp contract(off)",
+                                 "STDC FP_CONTRACT OFF"}) {
+      Tokens words = tokenize(spelling);
+      bool fits = words.size() <= tokens.size() - i - 2;
+      if (fits && std::equal(words.begin(), words.end(), tokens.begin() + i + 2,
+                             [](const Token& a, const Token& b) { return a.text == b.text; })) {
+        return true;
+      }
+    }
+  }
+  return false;
 }
 
 const char* const no_contraction =
@@ -243,7 +257,10 @@ Rewritten rewrite(const std::string& metal_text, const RewriteOptions& options) 
   if (options.dialect == Dialect::cuda) {
     Unit unit = read_unit(keep_pragmas(metal_text), prelude, options);
     refuse_recursion(unit, library);
-    return cuda_text(unit, [&](auto& names) { return Selection(prelude, names, {}).text(); });
+    Rewritten result =
+        cuda_text(unit, [&](auto& names) { return Selection(prelude, names, {}).text(); });
+    if (forbids_contraction(metal_text)) result.text += "#define ZK_NO_CONTRACTION\n";
+    return result;
   }
   Unit unit = read_unit(metal_text, prelude, options);
   bool collective = has_collectives(unit);

@@ -168,6 +168,8 @@ def _flags(spec: KernelSpec, text: str, place: Geometry) -> list[str]:
     flags = [f"-DZK_GEOMETRY={place.kind}", f"-DZK_THREADS={threads}"]
     if "zk_flow<" in text:
         flags += [f"-DZK_FULL_SIMD={place.full_simd:d}", f"-DZK_SIMD_ROWS={place.simd_rows:d}"]
+    if "ZK_NO_CONTRACTION" in text:
+        flags.append("--fmad=false")
     if spec.math_mode == "fast":
         flags += ["-DZK_FAST_MATH", "--ftz=true", "--prec-div=false", "--prec-sqrt=false"]
     return flags
