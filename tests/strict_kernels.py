@@ -131,6 +131,15 @@ METAL_REFUSES = [
      "atomic<T> needs T to be int, uint, bool, ulong or float"),
     ("a simdgroup matrix is 8 by 8", "", "simdgroup_matrix<float, 4, 4> m; y[0] = 0;",
      "simdgroup_matrix has 8 columns and 8 rows"),
+    ("arms of ?: are of one class", "struct P { float a; };\nstruct Q { float a; };",
+     "const device P* s = (const device P*)x; Q q = {1}; q = n ? s[0] : q; y[0] = q.a;",
+     "incompatible operand types ('const device P' and 'thread Q')"),
+    ("and of one specialisation of it", "template <typename U> struct P { U a; };",
+     "P<device float*> p; P<threadgroup float*> q; q = n ? p : q; y[0] = q.a[0];",
+     "incompatible operand types ('thread P<device float *>' and 'thread P<threadgroup float *>')"),
+    ("arms of ?: that point do so into one space", "struct P { float a; };",
+     "const device P* s = (const device P*)x; P p; y[0] = (n ? s : &p)->a;",
+     "incompatible operand types ('const device P *' and 'thread P *')"),
     # ---- names (§6)
     ("there is no erf", "", "y[0] = erf(x[0]);", "use of undeclared identifier 'erf'"),
     ("there is no expm1", "", "y[0] = metal::expm1(x[0]);", "no member named 'expm1'"),
@@ -245,6 +254,16 @@ BOTH_ACCEPT = [
      "Pair make(float a) { Pair p = {a, 1}; return p; }",
      "threadgroup Pair s[2]; s[0] = make(x[0]); Pair p = s[0]; const device Pair* d =\n"
      "(const device Pair*)x; p = d[0]; y[0] = p.sum() + d[1].a;"),
+    ("arms of ?: are objects of one class in any space",
+     "struct P { float a; };\nusing Q = P;\nP make(float a) { return {a}; }\n"
+     "template <typename U> U either(bool c, const device U* s) { return c ? s[0] : make(1); }\n"
+     "template <typename U> auto first(const device U* s) -> decltype(true ? s[0] : make(1)) {\n"
+     "return s[0]; }",
+     "threadgroup P s[1]; s[0] = make(x[0]); const device Q* d = (const device Q*)x; P p = s[0];\n"
+     "P q = n > 0 ? p : make(1); q = n > 1 ? Q{2} : make(3); q = n > 2 ? d[0] : s[0];\n"
+     "q = n > 3 ? d[0] : n > 4 ? q : s[0]; y[0] = q.a + (n > 5 ? make(6) : s[0]).a +\n"
+     "either(n > 7, d).a + first(d).a; const device complex64_t* c =\n"
+     "(device complex64_t*)y; complex64_t v = n > 8 ? c[0] : complex64_t(0, 1); y[1] = v.real;"),
     ("methods of device objects",
      "struct S { float a; float get() const device { return a; }\n"
      "void set(float v) thread { a = v; } };",

@@ -156,6 +156,10 @@ _TEMPORARY = re.compile(
     r"|cannot deduce a type for '\w+' that would make '(const )?__private [^']*' equal '(?!.*__)"
     r"|binding reference of type 'const __private [^']*' to value of type '(?!.*__).*changes"
 )
+# The arms of ?:, of one class in two spaces: OpenCL has no copy of them, Metal has.
+_TYPE = r"'([^']*)'(?: \(aka '([^']*)'\))?"
+_ARMS = re.compile(rf"(?:incompatible operand types \(|is ambiguous; ){_TYPE} and {_TYPE}")
+_OBJECT = re.compile(r"(?:const |__(?:global|local|private|constant|generic) )*([\w:]+(<.*>)?)")
 _LOCAL = "non-kernel function variable cannot be declared in local address space"
 _CAST = re.compile(r"(?:C-style |static_)cast from (.*?) to (.*)")
 _COMPONENTS = re.compile(r"(?:, |ext_vector_type\()(\d)")
@@ -168,10 +172,21 @@ def _converts(message: str) -> bool:
     return all(components) and len({found[-1] for found in components}) == 1
 
 
+def _copies(message: str) -> bool:
+    """Whether the arms of a ?: that clang refuses are objects of one class."""
+    arms = _ARMS.search(message)
+    if arms is None:
+        return False
+    first, second = (_OBJECT.fullmatch(arms[i + 1] or arms[i]) for i in (1, 3))
+    return first is not None and second is not None and first[1] == second[1]
+
+
 def _say(diagnostic: clang.Diagnostic) -> tuple[str, str] | None:
     """Message and rule of a diagnostic, or None if Metal accepts the code."""
     message = diagnostic.message
     if _NOT_METAL.search(message) or _converts(message):
+        return None
+    if any(_copies(text) for text in (message, *diagnostic.notes)):
         return None
     if diagnostic.severity == "warning":
         mixed = _WIDER.search(message)
