@@ -95,6 +95,40 @@ def test_a_header_without_a_final_newline_is_read():
     assert not strict.check(text("inline float f(float v) { return v; }", "y[0] = f(x[0]);"))
 
 
+FUNCTIONS = """using F = float (*)(float);
+typedef float (*G)(float);
+template <typename U> using Of = U (*)(U);
+template <typename U, int V> using Into = void (*)(thread vec<U, V>*, threadgroup U*);
+float twice(float a) { return a + a; }
+template <typename U> U same(U a) { return a; }
+void scale(thread float2* v, threadgroup float* s) { *v *= s[0]; }
+template <F f> float one(float a) { return f(a); }
+template <F f, G g, int n = 2> float two(float a) { return f(g(a)) * n; }
+template <typename U, Of<U> f> U apply(U a) { return f(a); }
+template <typename U, Into<U, 2> f> void into(thread vec<U, 2>* v, threadgroup U* s) { f(v, s); }
+template <typename U, Of<U> f = same<U>> struct S { U get(U a) { return f(a); } };
+template <float (*f)(float)> float plain(float a) { return f(a); }
+namespace other { using F = int; template <F n> float times(float a) { return a * n; } }
+"""
+
+
+def test_functions_are_template_arguments():
+    body = """threadgroup float s[1]; s[0] = 1; float2 v = x[0]; into<float, scale>(&v, s);
+    y[0] = one<twice>(1) + two<twice, same<float>>(2) + two<same, twice, 3>(3) + v.x;
+    y[1] = other::times<3>(1);
+    y[2] = S<float>().get(1) + S<float, twice>().get(2) + plain<same<float>>(3);
+    z[0] = apply<T, same<T>>(T(1)); F f = twice; y[3] = f(4);"""
+    assert not strict.check(text(FUNCTIONS, body))
+
+
+@pytest.mark.parametrize(
+    "call", ["one<scale>(1)", "two<twice, 3>(1)", "apply<int, twice>(1)", "one<same<int>>(1)"]
+)
+def test_a_function_as_template_argument_has_the_type_of_the_parameter(call):
+    (problem,) = strict.check(text(FUNCTIONS, f"y[0] = {call};"))
+    assert "no matching function for call" in problem.message
+
+
 def test_lambdas_exist_from_metal_3_2():
     lambdas = text("", "auto f = [&](float v) { return v + n; }; y[0] = f(x[0]);")
     assert strict.check(lambdas, version=310)
@@ -142,7 +176,7 @@ def _processor_seconds():
 # Apple's internals ("_disjunction" in atomic.h), and parts of others.
 ACCEPTED = [
     "arange.h", "binary.h", "binary_two.h", "cexpf.h", "copy.h", "cross_entropy.h", "dot.h",
-    "erf.h", "expm1f.h", "fft/radix.h", "fft/readwrite.h", "fp4.h", "fp8.h", "gemv.h",
+    "erf.h", "expm1f.h", "fft.h", "fft/radix.h", "fft/readwrite.h", "fp4.h", "fp8.h", "gemv.h",
     "gemv_masked.h", "hadamard.h", "indexing/gather.h", "indexing/gather_axis.h",
     "indexing/gather_front.h",
     "logsumexp.h", "quantized_utils.h", "scan.h", "sdpa_vector.h", "softmax.h", "sort.h",

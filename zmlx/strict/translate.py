@@ -155,13 +155,35 @@ def _kernel(text: str, where: Layout) -> str:
 
 def _function_arguments(edits: _Edits, outline: Outline) -> None:
     """`template <int (*f)(int)>` as `template <int f(int)>`, which is the same; OpenCL has no
-    address space for the pointer."""
+    address space for the pointer. Of `template <F f>`, the function that the pointer F is to."""
+    pointers = _function_pointers(outline)
     for i, token in enumerate(outline.tokens):
         end = outline.angle_end(i + 1) if token.text == "template" else -1
-        for k in range(i + 2, end - 4):
+        for k in range(i + 2, end):
             if [outline[k], outline[k + 1], outline[k + 3], outline[k + 4]] == ["(", "*", ")", "("]:
                 for mark in (outline.tokens[n] for n in (k, k + 1, k + 3)):
                     edits.blank(mark.start, mark.end)
+            if outline[k] in pointers and outline[k - 1] in ("<", ","):
+                last = outline.angle_end(k + 1) if outline[k + 1] == "<" else k
+                if outline.tokens[last + 1].kind == "word":
+                    start, behind = outline.tokens[k].start, outline.tokens[last].end
+                    edits.replace(start, start, "zk_function<")
+                    edits.replace(behind, behind, ">")
+
+
+def _function_pointers(outline: Outline) -> set[str]:
+    """Names of types that are pointers to functions."""
+    names: set[str] = set()
+    for i, token in enumerate(outline.tokens):
+        if token.text not in ("typedef", "using"):
+            continue
+        for k in range(i + 1, outline.statement(i)[1]):
+            mark = [outline[n] for n in range(k, k + 5)]
+            if token.text == "using" and mark[:4] == ["(", "*", ")", "("]:
+                names.add(outline[i + 1])
+            elif token.text == "typedef" and mark[:2] + mark[3:] == ["(", "*", ")", "("]:
+                names.add(mark[2])
+    return names
 
 
 def _non_constant(edits: _Edits, outline: Outline) -> None:
@@ -200,9 +222,10 @@ def _constructors(edits: _Edits, outline: Outline) -> None:
         if known or token.text in aliases:
             name = edits.text[token.start : outline.tokens[last].end]
             call = outline[last + 1] == "(" and outline[i - 1] not in ("operator", "~", "struct")
-            # `V (&name)[4]` declares.
-            declares = outline[last + 2] in ("&", "*") and outline[last + 5] in ("[", "(")
-            if call and not (declares and outline[last + 4] == ")"):
+            # `V (&name)[4]` declares, `V (*)(int)` is a type.
+            close = last + (3 if outline[last + 3] == ")" else 4)
+            declares = outline[last + 2] in ("&", "*") and outline[close + 1] in ("[", "(")
+            if call and not (declares and outline[close] == ")"):
                 edits.replace(token.start, outline.tokens[last].end, f"zk_make<{name}>")
             elif (
                 known

@@ -151,6 +151,23 @@ ZK_TRANSFORM(make_unsigned, __make_unsigned)
 ZK_TRANSFORM(underlying_type, __underlying_type)
 ZK_TRANSFORM(decay, __decay)
 
+// What a pointer to a function is to; other types as they are. As a member, `R(A...)` would have the
+// space of a method.
+template <typename R, typename... A>
+using zk_signature = R(A...);
+template <typename P>
+struct zk_pointee {
+  typedef P type;
+};
+#pragma OPENCL EXTENSION __cl_clang_function_pointers : enable
+template <typename R, typename... A>
+struct zk_pointee<R (*)(A...)> {
+  typedef zk_signature<R, A...> type;
+};
+#pragma OPENCL EXTENSION __cl_clang_function_pointers : disable
+template <typename P>
+using zk_function = typename zk_pointee<P>::type;
+
 template <typename T>
 struct remove_addrspace {
   typedef T type;
