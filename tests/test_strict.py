@@ -95,6 +95,16 @@ def test_a_header_without_a_final_newline_is_read():
     assert not strict.check(text("inline float f(float v) { return v; }", "y[0] = f(x[0]);"))
 
 
+def test_pragmas_of_floats_stay_first():
+    pragmas = "// exactly\n#pragma clang fp contract(off)\n#pragma METAL fp math_mode(safe)\n"
+    body = "#define ONE T(1)\nfloat a[N]; a[0] = x[0];\nz[0] = ONE; y[0] = a[0];\n"
+    assert not strict.check(text("", pragmas + body))
+    (problem,) = strict.check(text("", pragmas + body + "y[1] = q;"))
+    assert problem.line == 7
+    (problem,) = strict.check(text("", "y[0] = 1;\n" + pragmas))
+    assert "at the start of a compound statement" in problem.message
+
+
 FUNCTIONS = """using F = float (*)(float);
 typedef float (*G)(float);
 template <typename U> using Of = U (*)(U);

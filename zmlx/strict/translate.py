@@ -36,6 +36,11 @@ _ALIAS_MACRO = re.compile(
     rf"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+(?:{'|'.join(sorted(VECTORS))})\b[ \t]*(?=\n|/[/*])",
     re.MULTILINE,
 )
+# The beginning of a function, with the pragmas that clang takes nowhere else in it.
+_OPENING = re.compile(
+    r"\{(?:(?:\s|//[^\n]*\n|/\*[\s\S]*?\*/)*"
+    r"#[ \t]*pragma[ \t]+(?:clang[ \t]+fp|METAL[ \t]+fp|STDC)\b[^\n]*\n)*"
+)
 _BFLOAT_LITERAL = re.compile(r"(\d[\d.']*([eE][+-]?\d+)?|\.\d+|0[xX].*[pP][+-]?\d+)(bf|BF)")
 _LITERAL = re.compile(r"(?:\d[\d']*\.[\d']*|\.\d[\d']*|\d[\d']*(?=[eE]))(?:[eE][+-]?\d+)?[fF]?")
 
@@ -138,9 +143,13 @@ def _kernel(text: str, where: Layout) -> str:
     its body, and before that as the template that it is, for the rules of dependent names (clang
     refuses that one, but reads it)."""
     start = text.rindex("void " + where.name + "(")
-    brace = text.index("{", start)
     declared = " ".join(_declare(parameter, value) for parameter, value in where.template)
-    concrete = f"__kernel {text[start:brace]}{{ {declared}{text[brace + 1 :]}"
+
+    def open_body(match: re.Match[str]) -> str:
+        line = text.count("\n", 0, start + match.end()) + 1
+        return f'{match.group()} {declared}\n# {line} "kernel.metal"\n'
+
+    concrete = "__kernel " + _OPENING.sub(open_body, text[start:], count=1)
     if not where.template:
         return text[:start] + concrete
     head = text.rindex("template <", 0, start)
