@@ -140,6 +140,10 @@ METAL_REFUSES = [
     ("arms of ?: that point do so into one space", "struct P { float a; };",
      "const device P* s = (const device P*)x; P p; y[0] = (n ? s : &p)->a;",
      "incompatible operand types ('const device P *' and 'thread P *')"),
+    ("a list for a vector is not too long", "float f(float a, float2 b) { return a + b.x; }",
+     "y[0] = f(1, {x[0], x[1], x[2]});", "excess elements in vector"),
+    ("the other arguments are read", "float f(float a, float2 b) { return a + b.x; }",
+     "y[0] = f(x, {x[0], x[1]});", "no matching function for call to 'f'"),
     # ---- names (§6)
     ("there is no erf", "", "y[0] = erf(x[0]);", "use of undeclared identifier 'erf'"),
     ("there is no expm1", "", "y[0] = metal::expm1(x[0]);", "no member named 'expm1'"),
@@ -230,6 +234,13 @@ BOTH_ACCEPT = [
      "const constant float* p = w; y[0] = first(table) + first(p) + first(w) + float(other[0]);"),
     ("lists shorter than their vector", "",
      "float4 a = {0.f}, c = {x[0]}; half2 d{}; y[0] = a.x + c.y + float(d.x);"),
+    ("lists for a vector of a function",
+     "struct P { float a; float2 b; };\n"
+     "float f(float a, const float2 b) { return a * b.x; }\nfloat f(P p) { return p.a; }\n"
+     "float f(const thread float3& v, half2 d = half2(0), float e = float2(1).x) { return e; }\n"
+     "struct S { float get(thread float4 v) const { return v.w; } };",
+     "S s; y[0] = f(x[0], {x[1], 2}) + f({x[0], {1, 2}}) + f({x[0], 1, 2}, {h[0], 1}, {3}) +\n"
+     "s.get({x[0], 1, float2(2).y, 3});"),
     ("loops over elements", "",
      "float a[2] = {1, 2}; array<float, 2> c = {{3, 4}}; float s = 0; for (float v : a) s += v;\n"
      "for (float v : c) s += v; y[0] = s;"),

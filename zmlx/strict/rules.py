@@ -274,25 +274,10 @@ def _spread(outline: Outline, varying: set[str]) -> None:
             opening = i + 1 if outline[i + 1] == "(" else outline.angle_end(i + 1) + 1
             if opening == callee.parameters[0] or opening not in outline.partner:
                 continue
-            parameters = [outline[e - 1] for _, e in _arguments(outline, callee.parameters[0])]
-            for (b, e), name in zip(_arguments(outline, opening), parameters, strict=False):
+            parameters = [outline[e - 1] for _, e in outline.arguments(callee.parameters[0])]
+            for (b, e), name in zip(outline.arguments(opening), parameters, strict=False):
                 if _differs(outline, b, e, varying):
                     varying.add(name)
-
-
-def _arguments(outline: Outline, opening: int) -> list[tuple[int, int]]:
-    found, begin, i, close = [], opening + 1, opening + 1, outline.partner[opening]
-    while i <= close:
-        if i == close or outline[i] == ",":
-            if i > begin:
-                found.append((begin, i))
-            begin = i + 1
-        elif outline[i] in ("(", "[", "{") and i in outline.partner:
-            i = outline.partner[i]
-        elif outline[i] == "<" and outline.angle_end(i) > 0:
-            i = outline.angle_end(i)
-        i += 1
-    return found
 
 
 def _expression_end(outline: Outline, i: int) -> int:

@@ -208,6 +208,21 @@ class Outline:
             j += 1
         return -1
 
+    def arguments(self, opening: int) -> list[tuple[int, int]]:
+        """First token and the one behind the last of each argument in the brackets at `opening`."""
+        found, begin, i, close = [], opening + 1, opening + 1, self.partner[opening]
+        while i <= close:
+            if i == close or self[i] == ",":
+                if i > begin:
+                    found.append((begin, i))
+                begin = i + 1
+            elif self[i] in ("(", "[", "{") and i in self.partner:
+                i = self.partner[i]
+            elif self[i] == "<" and self.angle_end(i) > 0:
+                i = self.angle_end(i)
+            i += 1
+        return found
+
     def scope_at(self, i: int) -> Scope:
         """The innermost scope that holds token i."""
         return self._scope_of[i]

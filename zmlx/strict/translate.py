@@ -129,6 +129,7 @@ def to_clang(text: str, outline: Outline, *, arms: bool) -> str:
         _function_arguments(edits, outline)
     _non_constant(edits, outline)
     _constructors(edits, outline)
+    _lists(edits, outline)
     _methods(edits, outline)
     for match in _HAS_HEADER.finditer(text):
         edits.replace(match.start(), match.end(), "1")
@@ -252,6 +253,32 @@ def _constructors(edits: _Edits, outline: Outline) -> None:
             if token.text in VECTORS | aliases and after.text == "(":
                 start = macro.start() + token.start
                 edits.replace(start, start + len(token.text), f"zk_make<{token.text}>")
+
+
+def _lists(edits: _Edits, outline: Outline) -> None:
+    """`f({a, b})` as `f(zk_make<V>(a, b))` where every f of the text has a vector V there: clang
+    does not convert a list that is an argument."""
+    taken: dict[tuple[str, int, int], set[str]] = {}
+    for scope in outline.scopes:
+        if scope.kind != "function" or scope.parameters[0] not in outline.partner:
+            continue
+        parameters = outline.arguments(scope.parameters[0])
+        for place, (begin, end) in enumerate(parameters):
+            words = [outline[k] for k in range(begin, end)]
+            words = words[: words.index("=")] if "=" in words else words
+            vectors = [w for w in words if w in VECTORS and not {"*", "[", "<"} & set(words)]
+            taken.setdefault((scope.name, len(parameters), place), set()).update(vectors or [""])
+    names = {name for name, _, _ in taken}
+    for i, token in enumerate(outline.tokens):
+        if token.text not in names or outline[i + 1] != "(" or i + 1 not in outline.partner:
+            continue
+        arguments = outline.arguments(i + 1)
+        for place, (begin, end) in enumerate(arguments):
+            types = taken.get((token.text, len(arguments), place), set())
+            if outline[begin] == "{" and len(types) == 1 and types <= VECTORS:
+                opened, closed = outline.tokens[begin], outline.tokens[end - 1]
+                edits.replace(opened.start, opened.end, f"zk_make<{min(types)}>(")
+                edits.replace(closed.start, closed.end, ")")
 
 
 def _maybe_vectors(outline: Outline) -> set[str]:
