@@ -92,6 +92,8 @@ METAL_REFUSES = [
     ("there is no long long", "", "long long v = 1; y[0] = v;", "Metal has no long long"),
     ("literals have 64 bits", "", "y[0] = 0x10000000000000000;",
      "Metal has no type for the literal 0x10000000000000000"),
+    ("nor more with a suffix", "", "y[0] = 0x10000000000000000ull;",
+     "Metal has no type for the literal 0x10000000000000000ull"),
     ("no literal is a long double", "", "y[0] = 1.0L;", "Metal has no type for the literal 1.0L"),
     ("vectors do not convert to other vectors", "", "int4 i = int4(1); float4 f = i; y[0] = f.x;",
      "cannot initialize a variable of type 'thread float4'"),
@@ -308,6 +310,9 @@ BOTH_ACCEPT = [
      "y[0] = Sum<N>::of(x[0]);"),
     ("literals", "",
      "z[0] = 1.5bf + 0x1p1bf + 1e1BF; half a = 1.h; y[0] = a * 2.5e-1h + .5 + 0x1p-3;"),
+    ("literals of 64 bits", "constant ulong table[1] = {0xcbf29ce484222325ULL};",
+     "ulong a = 1ULL << n; a = a * 6364136223846793005ull + 5ll; long i = -3LL * n;\n"
+     "y[0] = (a & (1ULL << 40)) != 0 ? i : max(a ^ table[0], 7ul);"),
     ("unions and enums", "enum class Kind : uchar { a, b = 4 };\nenum { four = 4 };\n"
      "union Bits { float f; uint u; };",
      "Bits bits; bits.f = x[0]; y[0] = bits.u + four + uint(Kind::b); y[1] = Kind(0) == Kind::a;"),

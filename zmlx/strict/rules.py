@@ -39,7 +39,7 @@ _WORDS = {
 }
 
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*(?:include|import)\b[ \t]*(.*?)[ \t]*$", re.MULTILINE)
-_NUMBER_SUFFIX = re.compile(r"(?!0[xX]).*[.eE].*[lL]|.*\d[uU]?(?:ll|LL)[uU]?")
+_LONG_DOUBLE = re.compile(r"(?!0[xX]).*[.eE].*[lL]")
 _INTEGER = re.compile(r"(0[xX][\da-fA-F']+|0[bB][01']+|[\d']+)[uUlL]*")
 
 
@@ -57,7 +57,7 @@ def metal(outline: Outline, version: int) -> Iterator[Finding]:
             yield line, f"Metal has no long {outline[i + 1]} (§2.1)"
         elif text == "std" and outline[i + 1] == "::":
             yield line, "Metal has its own library and no std:: (§1.5.4)"
-        elif token.kind == "number" and _NUMBER_SUFFIX.fullmatch(text):
+        elif token.kind == "number" and _LONG_DOUBLE.fullmatch(text):
             yield line, f"Metal has no type for the literal {text} (§2.1)"
         elif token.kind == "number" and (match := _INTEGER.fullmatch(text)):
             if int(re.sub("^0(?=[0-7])", "0o", match[1].replace("'", "")), 0) >= 2**64:
