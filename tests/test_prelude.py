@@ -294,9 +294,18 @@ IS(half, h + h) IS(float, h * f) IS(half, 2 * h) IS(half, -h) IS(bool, h < f)
 IS(bfloat, b + b) IS(float, b * f) IS(bfloat, b - 1)
 IS(half, exp(h)) IS(bfloat, max(b, b)) IS(bool, isnan(h)) IS(half, pow(h, 2)) IS(half, pow(2, h))
 IS(half, clamp(h, 0, 1)) IS(float, max(f, b)) IS(bfloat, fma(b, b, b))
-#define CHOICE(x, y) zk_value(c ? zk_arm(x) : zk_arm(y))
+#define CHOICE(x, y) (zk_value(), c ? (zk_arm(), x) : (zk_arm(), y))
 IS(half, CHOICE(h, ch)) IS(float, CHOICE(h, 1.0f)) IS(half, CHOICE(0, h)) IS(bfloat, CHOICE(b, 0))
-IS(float, CHOICE(b, 1.0f))
+IS(float, CHOICE(b, 1.0f)) IS(half, CHOICE(zk_zero(), h)) IS(float, CHOICE(1.0f, zk_zero()))
+enum E { e };
+#define AS_IN_CPP(x, y) IS(decltype(c ? x : y), CHOICE(x, y))
+#define WITH_OTHERS(T) \
+  AS_IN_CPP(T(1), bool(1)) AS_IN_CPP(T(1), char(1)) AS_IN_CPP(T(1), int8_t(1)) \
+  AS_IN_CPP(T(1), uchar(1)) AS_IN_CPP(T(1), short(1)) AS_IN_CPP(T(1), ushort(1)) \
+  AS_IN_CPP(T(1), 1) AS_IN_CPP(T(1), 1u) AS_IN_CPP(T(1), 1l) AS_IN_CPP(T(1), 1ul) \
+  AS_IN_CPP(T(1), 1.0f) AS_IN_CPP(T(1), e) IS(half, CHOICE(T(1), h)) IS(bfloat, CHOICE(b, T(1)))
+WITH_OTHERS(bool) WITH_OTHERS(char) WITH_OTHERS(int8_t) WITH_OTHERS(uchar) WITH_OTHERS(short)
+WITH_OTHERS(ushort) WITH_OTHERS(int) WITH_OTHERS(uint) WITH_OTHERS(long) WITH_OTHERS(ulong)
 static_assert(sizeof(half) == 2 && sizeof(bfloat) == 2);
 static_assert(__is_trivial(half) && __is_trivial(bfloat));
 constexpr half folded = half(1.5f) * half(2.0f);

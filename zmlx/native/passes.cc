@@ -361,13 +361,13 @@ void refuse_mutable_globals(const Unit& unit) {
   }
 }
 
-namespace {
-
 bool assigns(const Token& token) {
   return token.is_any({"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="});
 }
 
 bool steps(const Token& token) { return token.is_any({"++", "--"}); }
+
+namespace {
 
 // The number of a component's letter, or -1 if the token is no component.
 int component(const Token& token) {
@@ -430,121 +430,6 @@ void rewrite_swizzles(Unit& unit) {
       }
       break;
     }
-  }
-}
-
-namespace {
-
-// Where the expression that ends before token i begins, for operators that bind like `?`.
-size_t condition_begin(const Unit& unit, size_t i) {
-  auto& tokens = unit.tokens;
-  while (i > 0) {
-    auto& previous = tokens[i - 1];
-    if (previous.is_any({"(", "[", "{", "}", ",", ";", "?", ":", "return", "case", "=", "+=",
-                          "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>=", "else", "do"})) {
-      break;
-    }
-    // A group or a template list is one operand, unless it is the head of a statement.
-    size_t partner = unit.outline.partner[i - 1];
-    bool grouped = previous.is_any({")", "]", ">"}) && partner != Outline::none;
-    bool head = grouped && partner > 0 &&
-                tokens[partner - 1].is_any({"if", "for", "while", "switch"});
-    if (head) break;
-    i = grouped ? partner : i - 1;
-  }
-  return i;
-}
-
-// The `:` of the `?` at i, or the last token of the arm after the `:` at i.
-size_t arm_end(const Unit& unit, size_t i, bool second) {
-  auto& tokens = unit.tokens;
-  int nested = 0;
-  for (++i; i < tokens.size(); ++i) {
-    if (tokens[i].is_any({"(", "[", "{"})) {
-      i = unit.outline.partner[i];
-    } else if (unit.outline.angle_end(i) != Outline::none) {
-      i = unit.outline.angle_end(i);
-    } else if (tokens[i].is("?")) {
-      ++nested;
-    } else if (tokens[i].is(":") && nested-- == 0) {
-      return second ? i - 1 : i;
-    } else if (tokens[i].is_any({")", "]", "}", ",", ";"})) {
-      return second ? i - 1 : Outline::none;
-    }
-  }
-  return Outline::none;
-}
-
-// half, half4, packed_half2, simdgroup_bfloat8x8, bfloat16_t, and 1.0h, which is half(1.0f) by now.
-bool names_narrow_type(const Token& token) {
-  if (token.is("float16_t")) return true;
-  for (std::string name : {"half", "bfloat"}) {
-    size_t at = token.text.find(name), end = at + name.size();
-    if (at == std::string::npos || (at > 0 && token.text[at - 1] != '_')) continue;
-    char next = end < token.text.size() ? token.text[end] : '(';
-    if (next == '(' || std::isdigit((unsigned char)next)) return true;
-  }
-  return false;
-}
-
-// Whether the conditional from `begin` to `last` is what `(c ? a : b) = x`, `++(c ? a : b)`,
-// `&(c ? a : b)` or `T& r = c ? a : b` store to. Others are values, which vectorise.
-bool names_a_place(const Unit& unit, size_t begin, size_t last) {
-  auto& tokens = unit.tokens;
-  bool bound = begin > 2 && tokens[begin - 1].is("=") && tokens[begin - 3].is("&");
-  bool group = begin > 1 && tokens[begin - 1].is("(") && unit.outline.partner[begin - 1] == last + 1;
-  if (!group) return bound;
-  auto &before = tokens[begin - 2], &after = tokens[last + 2];
-  return assigns(after) || steps(after) || after.is_any({".", "["}) || steps(before) ||
-         before.is("&");
-}
-
-// The text of an expression that names something which may be stored to, or nothing.
-std::string lvalue_text(const Unit& unit, size_t begin, size_t end) {
-  auto& tokens = unit.tokens;
-  std::string text;
-  for (size_t i = begin; i < end; ++i) {
-    auto& token = tokens[i];
-    bool name = token.kind == Token::word &&
-                !token.is_any({"true", "false", "this", "sizeof", "alignof"});
-    bool mark = token.is_any({".", "->", "::"}) || (token.is("*") && i == begin);
-    size_t last = token.is("[") ? unit.outline.partner[i] : i;
-    if (token.dropped || last == Outline::none || !(name || mark || token.is("["))) return {};
-    for (size_t k = i; k <= last; ++k) {
-      if (!tokens[k].dropped) text += tokens[k].text + " ";
-    }
-    i = last;
-  }
-  return text;
-}
-
-}  // namespace
-
-// `c ? a : b` with a half and a float converts both ways in C++ and is ambiguous; with a half and
-// an int it would yield an int. zk_arm makes both arms a type that converts one way only, as
-// Metal's arithmetic conversions do, and zk_value takes the result out again.
-void balance_conditionals(Unit& unit) {
-  auto& tokens = unit.tokens;
-  if (std::none_of(tokens.begin(), tokens.end(), names_narrow_type)) return;
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    size_t list = unit.outline.angle_end(i);
-    if (list != Outline::none) {  // integers, no arithmetic
-      i = list;
-      continue;
-    }
-    if (!tokens[i].is("?")) continue;
-    size_t colon = arm_end(unit, i, false);
-    if (colon == Outline::none) continue;
-    size_t last = arm_end(unit, colon, true);
-    if (last == Outline::none) continue;
-    size_t begin = condition_begin(unit, i);
-    tokens[begin].before += "zk_value(";
-    std::string yes = lvalue_text(unit, i + 1, colon), no = lvalue_text(unit, colon + 1, last + 1);
-    bool place = names_a_place(unit, begin, last) && !yes.empty() && !no.empty();
-    tokens[i].after += place ? " zk_arm_beside<decltype((" + no + "))>(" : " zk_arm(";
-    tokens[colon].before += ")";
-    tokens[colon].after += place ? " zk_arm_beside<decltype((" + yes + "))>(" : " zk_arm(";
-    tokens[last].after += "))";
   }
 }
 

@@ -54,9 +54,13 @@ bool is_constructor(const Unit&, const Function&);
 void name_constructors(Unit&);
 void suffix_literals(Unit&);
 void rename_keywords(Unit&);
+bool assigns(const Token&);  // = += -= …
+bool steps(const Token&);    // ++ --
 void rewrite_swizzles(Unit&);
-void balance_conditionals(Unit&);
 void declare_kernel(Unit&);
+
+// conditionals.cc
+void balance_conditionals(Unit&);
 
 // address_spaces.cc
 // Type of each parameter without address space, name and default, so that declarations compare.

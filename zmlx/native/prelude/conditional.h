@@ -1,26 +1,20 @@
-// section conditional; needs numbers; tokens zk_arm zk_arm_beside
+// section conditional; needs numbers; tokens zk_value
 // The arms of `c ? a : b`. half and float convert both ways, which makes a conditional between them
-// ambiguous in C++; between a half and an int C++ would choose int. Both arms of a conditional are
-// wrapped in zk_armed, which converts one way only: to the type that Metal's arithmetic would have.
+// ambiguous in C++; between a half and an int C++ would choose int. `(zk_arm(), a)` is therefore
+// zk_armed, which converts one way only: to the type that Metal's arithmetic would have. Two
+// integers do not convert to each other: C++ finds the type that both are promoted to.
+// Operators, because where none is for an operand the comma is C++'s own, and the operand stays
+// what it is: a place, a bit-field, void.
 
 namespace metal {
 
-template <class T> inline constexpr int zk_rank = -1;
-#define ZK_RANK(T, rank) template <> inline constexpr int zk_rank<T> = rank;
-ZK_RANK(bool, 0)
-ZK_RANK(char, 1)
-ZK_RANK(signed char, 1)
-ZK_RANK(uchar, 2)
-ZK_RANK(short, 3)
-ZK_RANK(ushort, 4)
-ZK_RANK(int, 5)
-ZK_RANK(uint, 6)
-ZK_RANK(long, 7)
-ZK_RANK(ulong, 8)
-ZK_RANK(bfloat, 9)
-ZK_RANK(half, 9)
-ZK_RANK(float, 10)
-#undef ZK_RANK
+template <class T>
+inline constexpr int zk_rank = zk_is_integer<T> || __is_enum(T) ? 0
+                               : zk_is_narrow<T>                ? 1
+                               : __is_same(T, float)            ? 2
+                                                                : -1;
+template <class T>
+concept zk_ranked = zk_rank<T> >= 0;
 
 template <class T>
 struct zk_armed {
@@ -29,43 +23,37 @@ struct zk_armed {
   template <class U>
     requires(zk_rank<U> < zk_rank<T>)
   constexpr zk_armed(zk_armed<U> x) : value(T(x.value)) {}
+  constexpr operator T() const { return value; }
   template <class V>
     requires requires { typename V::zk_vector; }
   constexpr operator V() const { return V(value); }
 };
 
+// A literal 0, which may stand for a null pointer.
+struct zk_zero : zk_armed<int> {
+  constexpr zk_zero() : zk_armed<int>(0) {}
+  template <class T>
+  constexpr operator T*() const { return nullptr; }
+};
+
 template <class T> struct zk_plain { using type = T; };
 template <class T> struct zk_plain<T&> { using type = T; };
-template <class T> struct zk_plain<const T> { using type = T; };
 template <class T> struct zk_plain<const T&> { using type = T; };
+template <class T> struct zk_plain<volatile T&> { using type = T; };
+template <class T> struct zk_plain<const volatile T&> { using type = T; };
 
-template <class T>
-constexpr METAL_FUNC auto zk_arm(T&& x) -> zk_armed<typename zk_plain<T>::type>
-  requires(zk_rank<typename zk_plain<T>::type> >= 0)
-{
-  return zk_armed<typename zk_plain<T>::type>(x);
-}
-// A vector, a pointer, a struct: as it is, and an lvalue stays one.
-template <class T>
-constexpr METAL_FUNC T zk_arm(T&& x)
-  requires(zk_rank<typename zk_plain<T>::type> < 0)
-{
-  return static_cast<T&&>(x);
-}
+struct zk_arm {};
+template <zk_ranked T>
+constexpr METAL_FUNC zk_armed<T> operator,(zk_arm, T x) { return zk_armed<T>(x); }
 
-// Beside another lvalue of the same type, as C++ has it.
-template <class Other, class T>
-constexpr METAL_FUNC decltype(auto) zk_arm_beside(T&& x) {
-  if constexpr (__is_same(Other, T&&)) {
-    return static_cast<T&&>(x);
-  } else {
-    return zk_arm(static_cast<T&&>(x));
-  }
-}
+// Beside arms of the same type, as C++ has it: two places stay one.
+template <class... Others> struct zk_arm_beside {};
+template <class... Others, zk_ranked T>
+  requires(!(__is_same(typename zk_plain<Others>::type, T) && ...))
+constexpr METAL_FUNC zk_armed<T> operator,(zk_arm_beside<Others...>, T x) { return zk_armed<T>(x); }
 
+struct zk_value {};
 template <class T>
-constexpr METAL_FUNC T zk_value(zk_armed<T> x) { return x.value; }
-template <class T>
-constexpr METAL_FUNC T zk_value(T&& x) { return static_cast<T&&>(x); }
+constexpr METAL_FUNC T operator,(zk_value, zk_armed<T> x) { return x.value; }
 
 }  // namespace metal
