@@ -1,7 +1,6 @@
 // The user's directives and macros, run before every other pass: what a macro holds (a barrier, a
 // threadgroup array, a qualifier, a loop) must be seen by the passes as if it stood in the text.
 #include <algorithm>
-#include <cstdlib>
 #include <map>
 
 #include "tokens.h"
@@ -34,100 +33,6 @@ bool is_question(const Token& token) {
 bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
-
-// The integer expression of an #if, with operands already expanded.
-class Condition {
- public:
-  Condition(const Tokens& tokens, const Place& place, int line)
-      : tokens_(tokens), place_(place), line_(line) {}
-
-  bool value() {
-    long long result = ternary();
-    if (at_ != tokens_.size()) bad();
-    return result != 0;
-  }
-
- private:
-  [[noreturn]] void bad() { place_.refuse(line_, "this #if condition is not an integer constant"); }
-  bool take(const char* mark) {
-    if (at_ < tokens_.size() && tokens_[at_].is(mark)) return ++at_, true;
-    return false;
-  }
-
-  long long ternary() {
-    long long condition = binary(0);
-    if (!take("?")) return condition;
-    long long yes = ternary();
-    if (!take(":")) bad();
-    long long no = ternary();
-    return condition ? yes : no;
-  }
-
-  static int precedence(const std::string& mark) {
-    static const std::map<std::string, int> levels = {
-        {"||", 1}, {"&&", 2}, {"|", 3}, {"^", 4}, {"&", 5},  {"==", 6}, {"!=", 6}, {"<", 7},
-        {">", 7},  {"<=", 7}, {">=", 7}, {"<<", 8}, {"+", 9}, {"-", 9},  {"*", 10}, {"/", 10},
-        {"%", 10}};
-    auto found = levels.find(mark);
-    return found == levels.end() ? 0 : found->second;
-  }
-
-  long long binary(int least) {
-    long long left = unary();
-    while (at_ < tokens_.size()) {
-      std::string mark = tokens_[at_].text;
-      bool shift = mark == ">" && at_ + 1 < tokens_.size() && tokens_[at_ + 1].is(">");
-      int level = shift ? 8 : precedence(mark);
-      if (level == 0 || level <= least) break;
-      at_ += shift ? 2 : 1;
-      left = apply(shift ? ">>" : mark, left, binary(level));
-    }
-    return left;
-  }
-
-  long long apply(const std::string& mark, long long a, long long b) {
-    if (mark == "||") return a || b;
-    if (mark == "&&") return a && b;
-    if (mark == "|") return a | b;
-    if (mark == "^") return a ^ b;
-    if (mark == "&") return a & b;
-    if (mark == "==") return a == b;
-    if (mark == "!=") return a != b;
-    if (mark == "<") return a < b;
-    if (mark == ">") return a > b;
-    if (mark == "<=") return a <= b;
-    if (mark == ">=") return a >= b;
-    if (mark == "<<") return a << (b & 63);
-    if (mark == ">>") return a >> (b & 63);
-    if (mark == "+") return a + b;
-    if (mark == "-") return a - b;
-    if (mark == "*") return a * b;
-    if (b == 0) bad();
-    return mark == "/" ? a / b : a % b;
-  }
-
-  long long unary() {
-    if (take("!")) return !unary();
-    if (take("-")) return -unary();
-    if (take("+")) return unary();
-    if (take("~")) return ~unary();
-    if (take("(")) {
-      long long inner = ternary();
-      if (!take(")")) bad();
-      return inner;
-    }
-    if (at_ == tokens_.size()) bad();
-    auto& token = tokens_[at_++];
-    if (token.kind == Token::number) return std::strtoll(token.text.c_str(), nullptr, 0);
-    if (token.kind == Token::word) return token.is("true");
-    bad();
-  }
-
-  const Tokens& tokens_;
-  const Place& place_;
-  int line_;
-  size_t at_ = 0;
-};
 
 class Preprocessor {
  public:
@@ -263,7 +168,7 @@ class Preprocessor {
     macros_.swap(prelude_);
     expanded = expand(expanded);
     macros_.swap(prelude_);
-    return Condition(expanded, place_, line).value();
+    return condition_holds(std::move(expanded), place_, line);
   }
 
   void define(const Tokens& rest, int line) {

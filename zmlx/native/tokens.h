@@ -65,4 +65,7 @@ struct Place {
 // of the prelude: they count in conditions and stay for the C++ compiler to expand.
 Tokens preprocess(const Tokens&, const Tokens& prelude_defines, const Place&);
 
+// condition.cc: whether an #if's expression, its macros expanded, is not 0.
+bool condition_holds(Tokens expression, const Place&, int line);
+
 }  // namespace zmlx

@@ -1,0 +1,39 @@
+"""The preprocessor: what `#if` computes."""
+
+from __future__ import annotations
+
+import pytest
+from metal_source import cpp
+
+TRUE = [
+    "-1 > 0u", "-1 < 0", "-1 < 0x7fffffffffffffff", "-1 > 0x8000000000000000", "(1 ? -1 : 0u) > 0",
+    "0u - 1 == 18446744073709551615u", "~0 == -1", "~0u == 0xffffffffffffffff", "-1u > 0",
+    "-7 / 2 == -3 && -7 % 2 == -1 && 7 % -2 == 1", "7 / -2 == -3", "-2u / 2 == 0x7fffffffffffffff",
+    "-1 >> 1 == -1", "-1u >> 1 == 0x7fffffffffffffff", "1 << 3 >> 1 == 4", "2 <= 2u && 2 >= 2u",
+    "(-0x7fffffffffffffff - 1) / -1 && (-0x7fffffffffffffff - 1) % -1 == 0",
+    "0b11 == 3", "0B1'1 == 3", "1'000 == 1000", "0x1'0 == 16", "010 == 8", "0xFFull == 255",
+    "1L + 1UL + 1lu == 3", "0 == 0u",
+    "'A' == 65", "'\\n' == 10", "'\\0' == 0", "'\\x41' == 'A'", "'\\101' == 65", "'\\'' == 39",
+    "'\\\\' == 92", "'\\xff' == -1", "'AB' == 65 * 256 + 66", "' ' == 32",
+    "not 0", "1 and 1", "0 or 1", "(6 xor 3) == 5", "(6 bitand 3) == 2", "(6 bitor 3) == 7",
+    "compl 0 == -1", "1 not_eq 2",
+    "not (0 && 1 / 0)", "1 || 1 / 0", "1 ? 2 : 1 % 0", "0 ? 1 / 0 : 1", "!(0 && (1 || 1 / 0))",
+    "0 && 1 / 0 || 1", "1 || (0 && 1) / 0", "true && !false && !UNKNOWN",
+    "2 - 1 - 1 == 0", "1 + 2 * 3 == 7", "(1 | 2 ^ 3 & 4) == 3", "1 < 2 == 1", "0 ? 0 : 0 ? 0 : 1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("condition", TRUE)
+def test_if_computes_as_in_cpp(condition: str) -> None:
+    text = cpp(f"#if {condition}\nout[0] = 7;\n#else\nout[0] = 8;\n#endif")
+    assert "7;" in text.replace(" ", "").partition("out[0]=")[2][:3]
+
+
+@pytest.mark.parametrize(
+    "condition",
+    ["1 / 0", "1 && 1 % 0", "0 || 1 / 0", "1.5", "1f", "09", "0b2", "0x", "1kb", "''", '"a"',
+     "99999999999999999999", "1 +", "(1", "1, 2", "1 ? 2", "1 or and"],
+)  # fmt: skip
+def test_what_is_no_integer_constant_is_refused(condition: str) -> None:
+    with pytest.raises(RuntimeError, match="line 1 of the source: this #if condition is not"):
+        cpp(f"#if {condition}\n#endif\nout[0] = 7;")
