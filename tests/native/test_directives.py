@@ -1,9 +1,10 @@
-"""The preprocessor: what `#if` computes."""
+"""The preprocessor: what `#if` computes, and lines in a macro's arguments."""
 
 from __future__ import annotations
 
+import mlx.core as mx
 import pytest
-from metal_source import cpp
+from metal_source import cpp, run
 
 TRUE = [
     "-1 > 0u", "-1 < 0", "-1 < 0x7fffffffffffffff", "-1 > 0x8000000000000000", "(1 ? -1 : 0u) > 0",
@@ -37,3 +38,26 @@ def test_if_computes_as_in_cpp(condition: str) -> None:
 def test_what_is_no_integer_constant_is_refused(condition: str) -> None:
     with pytest.raises(RuntimeError, match="line 1 of the source: this #if condition is not"):
         cpp(f"#if {condition}\n#endif\nout[0] = 7;")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("DO(if (i) r = 1; else\nr = 2;)", 2),
+        ("DO(\nconst\nint k = 5; r = k;\n)", 5),
+        ("int k = 3; r = ID(k +\n+k);", 6),
+        ("int k = 3; r = ID(ID(k -\r\n-k));", 6),
+        ("r = sizeof(QUOTE(a\nb\n\n  c)) * 10 + sizeof(QUOTE(\na\n));", 62),
+        ("r = ID(JOIN(1,\n2));", 12),
+        ("#define K 4 +\nr = ID(K\n+K\n1);", 9),
+    ],
+)
+def test_a_line_in_an_argument_ends_a_token(text: str, value: int) -> None:
+    header = """
+        #define DO(...) do { __VA_ARGS__ } while (false)
+        #define ID(x) (x)
+        #define QUOTE(x) #x
+        #define JOIN(x, y) x##y
+    """
+    source = f"uint i = thread_position_in_grid.x; int r = 0;\n{text};\nout[i] = r;"
+    assert run(source, output=(1, mx.int32), header=header).tolist() == [value]

@@ -251,6 +251,7 @@ class Preprocessor {
       if (token.is(",") && depth == 0 && !rest) {
         arguments->emplace_back();
       } else {
+        if (token.first) token.column = std::max(token.column, 1);  // a line's end is a blank
         token.first = false;
         arguments->back().push_back(std::move(token));
       }
