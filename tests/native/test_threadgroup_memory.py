@@ -34,6 +34,52 @@ def test_threadgroup_arrays_of_one_thread_are_its_own() -> None:
     assert result.tolist() == [7, 8, 9, 10, 11]
 
 
+@pytest.mark.parametrize("mode", ["meet", "alone"])
+@pytest.mark.parametrize(
+    "declaration",
+    [
+        "alignas(16) threadgroup float a[4];",
+        "threadgroup alignas(16) float a[4];",
+        "__attribute__((aligned(16))) threadgroup float a[4];",
+        '_Pragma("unused") threadgroup float a[4];',
+        "struct Pair { float x, y; } threadgroup pairs[2]; threadgroup float* a = &pairs[0].x;",
+        "switch (N) { case 2: default: threadgroup float b[4];\n a = b; }",
+    ],
+)
+def test_what_stands_before_threadgroup_leaves_it_shared(declaration: str, mode: str) -> None:
+    source = f"""
+        uint i = thread_position_in_threadgroup.x;
+        {"threadgroup float* a = nullptr;" if "a = b" in declaration else ""}
+        {declaration}
+        a[i] = i;
+        {"threadgroup_barrier(mem_flags::mem_threadgroup);" if mode == "meet" else ""}
+        out[i] = a[{"3 - i" if mode == "meet" else "0"}];
+    """
+    result = run(source, output=(4, mx.float32), grid=4, group=4, template={"N": 2})
+    assert result.tolist() == ([3, 2, 1, 0] if mode == "meet" else [0] * 4)
+
+
+def test_a_qualifier_of_a_member_function_declares_nothing() -> None:
+    header = """
+        struct Cell {
+          float v;
+          float get() const threadgroup { return v; }
+          float get() const volatile threadgroup;
+          void set(float a) threadgroup const volatile;
+          operator float() threadgroup const { return v; }
+          template <typename T> T as(T a) threadgroup { return T(v) + a; }
+        };
+    """
+    source = """
+        threadgroup Cell cells[4];
+        uint i = thread_position_in_threadgroup.x;
+        cells[i].v = i;
+        out[i] = cells[0].get() + float(cells[i]) + cells[i].as(2.0f);
+    """
+    result = run(source, output=(4, mx.float32), grid=4, group=4, header=header)
+    assert result.tolist() == [2, 4, 6, 8]
+
+
 def test_atomic_outputs_from_all_worker_threads() -> None:
     source = """
         uint i = thread_position_in_grid.x % 4;

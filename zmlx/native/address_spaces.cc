@@ -1,6 +1,7 @@
 // device, constant, thread and threadgroup: qualifiers of pointers vanish, variables in threadgroup
 // memory move to the arena that all threads of a group share, tables in constant memory become
 // static, and overloads that were told apart by an address space only become one.
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -35,14 +36,21 @@ size_t declarator_end(const Unit& unit, size_t begin, bool* pointer) {
   return tokens.size();
 }
 
+// Whether the qualifier at i is a member function's: `float get() const threadgroup`.
+bool qualifies_object(const Unit& unit, size_t i) {
+  auto& tokens = unit.tokens;
+  while (i > 0 && (is_space(tokens[i - 1]) || tokens[i - 1].is_any({"const", "volatile"}))) --i;
+  if (i == 0 || !tokens[i - 1].is(")")) return false;
+  auto& functions = unit.outline.functions;
+  return std::any_of(functions.begin(), functions.end(),
+                     [&](auto& function) { return function.close == i - 1; });
+}
+
 // Whether the qualifier at i describes a variable that its statement declares, not something that
 // is pointed to, cast to, or passed.
 bool declares_variable(const Unit& unit, size_t i) {
   auto& tokens = unit.tokens;
-  if ((i > 0 && tokens[i - 1].is(")")) ||
-      (i > 1 && tokens[i - 1].is("const") && tokens[i - 2].is(")"))) {
-    return false;  // of a member function
-  }
+  if (qualifies_object(unit, i)) return false;
   size_t begin = unit.outline.statement_begin(i);
   for (size_t k = begin; k < i; ++k) {
     if (tokens[k].is_any({"using", "typedef", "=", "return"})) return false;
@@ -75,6 +83,24 @@ std::vector<std::string> declared_names(const Unit& unit, size_t begin, size_t e
   return names;
 }
 
+// Past the labels that a statement stands behind.
+size_t past_labels(const Unit& unit, size_t begin) {
+  auto& tokens = unit.tokens;
+  while (tokens[begin].is_any({"case", "default"})) {
+    while (!tokens[begin].is_any({":", ";"})) ++begin;
+    ++begin;
+  }
+  return begin;
+}
+
+// The type that a declaration defines in front of its qualifier: `struct S { … } threadgroup s;`.
+std::string type_in_front(const Unit& unit, size_t begin) {
+  auto& tokens = unit.tokens;
+  size_t open = begin > 0 && tokens[begin - 1].is("}") ? unit.outline.partner[begin - 1] : 0;
+  bool defines = open > 1 && tokens[open - 2].is_any({"struct", "class", "union"});
+  return defines ? tokens[open - 1].text + " " : "";
+}
+
 // threadgroup float a[N], b;  ->  struct zk_shared0 { float a[N], b; };
 //                                 auto& a = zk_threadgroup<zk_shared0, 0>(zk_memory).a; ...
 // In a group of one thread they are ordinary variables.
@@ -87,7 +113,8 @@ void declare_shared(Unit& unit, size_t i) {
                       "a threadgroup variable outside the kernel's body is not supported: declare "
                       "it in the body and pass a pointer");
   }
-  size_t begin = unit.outline.statement_begin(i), end = unit.outline.statement_end(begin);
+  size_t begin = past_labels(unit, unit.outline.statement_begin(i));
+  size_t end = unit.outline.statement_end(begin);
   auto names = declared_names(unit, begin, end);
   if (unit.declarations == 64) {
     unit.place.refuse(tokens[i].line,
@@ -97,7 +124,8 @@ void declare_shared(Unit& unit, size_t i) {
   std::string number = std::to_string(unit.declarations++);
   std::string whole = "zk_shared" + number;
   if (unit.mode == Mode::cooperative) {
-    tokens[begin].before += "struct " + whole + " { ";
+    std::string type = type_in_front(unit, begin);
+    tokens[begin].before += (type.empty() ? "" : "; ") + ("struct " + whole + " { ") + type;
     tokens[end].after += " };";
     for (auto& name : names) {
       tokens[end].after += " auto& " + name + " = zk_threadgroup<" + whole + ", " + number +

@@ -8,7 +8,8 @@ namespace {
 // Words that a bracket may follow without a function being named.
 bool not_a_function(const Token& token) {
   return token.is_any({"if", "for", "while", "switch", "return", "alignas", "decltype", "noexcept",
-                        "requires", "__attribute__", "sizeof", "explicit", "static_assert"});
+                        "requires", "__attribute__", "sizeof", "explicit", "static_assert",
+                        "_Pragma"});
 }
 
 }  // namespace
