@@ -251,12 +251,28 @@ void Outline::scan() {
       head = i + 1;
     } else if (token.is_any({"public", "private", "protected"})) {
       head = i + 2;
-    } else if (scope == Scope::type && token.kind == Token::word) {
+    } else if (scope == Scope::type && token.kind == Token::word && names_field(head, i)) {
       fields.insert(token.text);
     } else if (token.is("[")) {
       find_lambda(i);
     }
   }
+}
+
+// Whether the declaration in a type that begins at head may name a field at i: outside of brackets
+// and values, or as in `float (*f)(float)`.
+bool Outline::names_field(size_t head, size_t i) const {
+  auto &previous = tokens_[i - 1], &next = tokens_[i + 1];
+  if (previous.is_any({".", "->"})) return false;
+  if (next.is(")")) return previous.is_any({"*", "&"}) && tokens_[i - 2].is("(");
+  if (!next.is_any({";", ",", "=", "[", "{", ":", "__attribute__"})) return false;
+  bool value = false;
+  size_t k = head;
+  for (; k < i; ++k) {
+    if (tokens_[k].is_any({"=", ","})) value = tokens_[k].is("=");
+    if (tokens_[k].is_any({"(", "[", "{"}) || opens_list(k)) k = partner[k];
+  }
+  return k == i && !value;
 }
 
 // Whether the brace belongs to a constructor's initialiser list: `S(float a) : x{a} { … }`.

@@ -57,6 +57,7 @@ class Outline {
   size_t find_list_end(size_t i) const;
   void scan();
   Scope open_brace(size_t head, size_t brace, Scope outer, size_t scope);
+  bool names_field(size_t head, size_t i) const;
   bool initialises_member(size_t head, size_t brace) const;
   bool function_head(size_t head, size_t end, Function*) const;
   void find_lambda(size_t bracket);
