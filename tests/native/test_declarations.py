@@ -54,3 +54,72 @@ def test_what_is_no_field_of_a_struct_leaves_swizzles(member: str) -> None:
 def test_a_field_may_look_like_a_swizzle(fields: str) -> None:
     source = "Box b; b.xy = float2(1, 2); b.ab = 3; out[0] = b.xy.x + 10 * b.xy.y + 100 * b.ab;"
     assert value(source, f"struct Box {{ {fields} }};\n") == 321
+
+
+# ---- type parameters ----------------------------------------------------------------------------
+
+SAME = "template <typename S> S same(S s) { S t = {s}; return t; }\n"
+
+
+@pytest.mark.parametrize(
+    "header, source",
+    [
+        ("struct S { float a; };", "S s; s.a = 3; out[0] = same(s.a);"),
+        (
+            "struct S { float a; };",
+            "S s = {3}; out[0] = s.a; int i = 4; S t = {i}; out[0] -= t.a - 4;",
+        ),
+        ("struct S final { float a; };", "S s; s.a = 3; out[0] = s.a;"),
+        ("enum class S { a };", "out[0] = 3 + int(same(S::a));"),
+        ("enum S : uint { a };", "out[0] = 3 + same(a);"),
+        ("namespace S { float f(float a) { return a; } }", "out[0] = S::f(3);"),
+        (
+            "template <class S> struct A : S { float a; }; struct B { float b; };",
+            "A<B> a; out[0] = a.b = 3;",
+        ),
+        (
+            "struct B { float b; }; struct C {};"
+            "template <class S, class T> struct A : public S, private T { float a; };",
+            "A<B, C> a; out[0] = a.b = 3;",
+        ),
+        (
+            "struct B { float b; }; template <class S> struct A : S { A(float a) : S{a} {} };",
+            "A<B> a(3); out[0] = a.b;",
+        ),
+        (
+            "template <class T> struct S { using type = T; };"
+            "static_assert(is_same_v<float, typename S<float>::type>);",
+            "out[0] = same(3.0f);",
+        ),
+    ],
+)
+def test_a_type_parameter_is_one_in_its_template_only(header: str, source: str) -> None:
+    assert value(source, SAME + header + "\n") == 3
+
+
+def test_a_type_parameter_may_be_a_vector() -> None:
+    header = """
+        template <typename T> struct Cell {
+          T v = {1};
+          Cell() : v(2) {}
+          template <class S> T get(S s);
+        };
+        template <typename T> template <class S> T Cell<T>::get(S s) { S t = {s[0]}; return v + t; }
+        template <typename T> T pick(bool c) { return c ? T{1} : T{2}; }
+    """
+    source = """
+        Cell<float2> cell;
+        float2 v = cell.get(float2(3, 4)) + pick<float2>(true) + pick<float2>(false);
+        T w = {5};
+        out[0] = v.x + 10 * v.y + 100 * w.x + 1000 * w.y;
+    """
+    found = run("using T = float2; " + source, output=(1, mx.float32), header=header).item()
+    assert found == 8 + 20 + 500
+
+
+def test_mlx_asks_whether_a_type_is_one_of_several() -> None:
+    header = """
+        template <typename T>
+        constexpr constant bool listed = _disjunction<is_same<T, int>, is_same<T, float>>::value;
+    """
+    assert value("out[0] = listed<float> + 2 * listed<uint> + 4 * listed<int>;", header) == 5

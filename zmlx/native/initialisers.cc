@@ -1,4 +1,7 @@
 // Lists in braces that clang takes in Metal and C++ knows not, or otherwise.
+#include <algorithm>
+#include <map>
+
 #include "passes.h"
 
 namespace zmlx {
@@ -12,26 +15,62 @@ bool names_vector(const Token& token) {
          token.text[last] <= '4' && elements.count(token.text.substr(0, last));
 }
 
-// Type parameters, and aliases of vectors and of those.
-std::set<std::string> maybe_vectors(const Unit& unit) {
-  auto& tokens = unit.tokens;
-  std::set<std::string> names;
-  for (size_t i = 0; i + 3 < tokens.size(); ++i) {
-    bool parameter = tokens[i].is_any({"typename", "class"}) && i > 0 &&
-                     tokens[i - 1].is_any({"<", ","}) && tokens[i + 1].kind == Token::word;
-    if (parameter) names.insert(tokens[i + 1].text);
-    bool alias = tokens[i].is("using") && tokens[i + 2].is("=");
-    if (!alias && !tokens[i].is("typedef")) continue;
-    size_t end = unit.outline.statement_end(i), name = alias ? i + 1 : end - 1;
-    bool vector = false, type = false;
-    for (size_t k = alias ? i + 3 : i + 1; k < (alias ? end : end - 1); ++k) {
-      vector |= tokens[k].is("vec") || names_vector(tokens[k]) || names.count(tokens[k].text);
-      type |= tokens[k].is_any({"{", "(", "*", "&", "["});
-    }
-    if (vector && !type) names.insert(tokens[name].text);
+// The end of the declaration that a template list opens.
+size_t template_end(const Unit& unit, size_t list) {
+  for (auto& function : unit.outline.functions) {
+    if (function.body && function.head < list && list < function.open) return function.end;
   }
-  return names;
+  auto& tokens = unit.tokens;
+  size_t i = unit.outline.partner[list] + 1;
+  while (i + 1 < tokens.size() && !tokens[i].is_any({";", "{"})) {
+    bool group = tokens[i].is_any({"(", "["}) || unit.outline.angle_end(i) != Outline::none;
+    i = group ? unit.outline.partner[i] + 1 : i + 1;
+  }
+  return tokens[i].is("{") ? unit.outline.partner[i] : i;
 }
+
+// Names that may stand for a vector: type parameters, as far as their template goes, and aliases of
+// vectors and of those.
+class MaybeVectors {
+ public:
+  explicit MaybeVectors(const Unit& unit) : tokens_(unit.tokens) {
+    for (size_t i = 0; i + 3 < tokens_.size(); ++i) {
+      size_t list = tokens_[i].is("template") ? unit.outline.angle_end(i + 1) : Outline::none;
+      if (list != Outline::none) add_parameters(unit, i + 1, list);
+      bool alias = tokens_[i].is("using") && tokens_[i + 2].is("=");
+      if (!alias && !tokens_[i].is("typedef")) continue;
+      size_t end = unit.outline.statement_end(i), name = alias ? i + 1 : end - 1;
+      bool vector = false, type = false;
+      for (size_t k = alias ? i + 3 : i + 1; k < (alias ? end : end - 1); ++k) {
+        vector |= tokens_[k].is("vec") || names_vector(tokens_[k]) || names(k);
+        type |= tokens_[k].is_any({"{", "(", "*", "&", "["});
+      }
+      if (vector && !type) scopes_.insert({tokens_[name].text, {0, tokens_.size()}});
+    }
+  }
+
+  bool names(size_t i) const {
+    auto [begin, end] = scopes_.equal_range(tokens_[i].text);
+    return std::any_of(begin, end, [&](auto& entry) {
+      return entry.second.first < i && i < entry.second.second;
+    });
+  }
+
+ private:
+  void add_parameters(const Unit& unit, size_t open, size_t close) {
+    for (size_t i = open + 1; i < close; ++i) {
+      size_t list = unit.outline.angle_end(i);
+      if (list != Outline::none) i = list;
+      bool parameter = tokens_[i].is_any({"typename", "class"}) &&
+                       tokens_[i - 1].is_any({"<", ","}) && tokens_[i + 1].kind == Token::word &&
+                       tokens_[i + 2].is_any({",", ">", "="});
+      if (parameter) scopes_.insert({tokens_[i + 1].text, {open, template_end(unit, open)}});
+    }
+  }
+
+  const Tokens& tokens_;
+  std::multimap<std::string, std::pair<size_t, size_t>> scopes_;
+};
 
 // How many values the braces hold; 0 if one of them is a list, or has a designator.
 int values_in(const Unit& unit, size_t brace) {
@@ -46,6 +85,24 @@ int values_in(const Unit& unit, size_t brace) {
     i = bracket ? unit.outline.partner[i] + 1 : i + 1;
   }
   return end == brace + 1 ? 0 : values;
+}
+
+// Whether the type at token i is what its declaration defines, or a base of that, or one that a
+// constructor initialises: `struct S {`, `struct A : S {`, `A() : S{} {`.
+bool defines_type(const Unit& unit, size_t i) {
+  auto& tokens = unit.tokens;
+  auto& functions = unit.outline.functions;
+  while (i-- > 0) {
+    if (tokens[i].is_any({"struct", "class", "union", "enum", "namespace"})) return true;
+    bool constructor = tokens[i].is(":") && std::any_of(functions.begin(), functions.end(),
+                                                        [&](auto& f) { return f.close + 1 == i; });
+    if (constructor) return true;
+    bool group = tokens[i].is_any({")", "]", ">"}) && unit.outline.partner[i] != Outline::none;
+    if (group) i = unit.outline.partner[i];
+    bool part = group || tokens[i].kind == Token::word || tokens[i].is_any({":", "::", ","});
+    if (!part) return false;
+  }
+  return false;
 }
 
 // Whether braces behind the type at token i make a value of it. Behind what a function returns they
@@ -101,11 +158,11 @@ void unwrap_literals(Unit& unit) {
 // `float4 v = s;` and a constructor of C++ set all.
 void fill_vectors(Unit& unit) {
   auto& tokens = unit.tokens;
-  auto names = maybe_vectors(unit);
+  MaybeVectors maybe(unit);
   // How many values are fewer than the type from i to type_end has components; of a type that may be
   // something else only one, which that has too, and 0 for other types.
   auto most = [&](size_t i, size_t type_end) {
-    if (names.count(tokens[i].text)) return 1;
+    if (maybe.names(i)) return 1;
     return type_end > i ? 3 : names_vector(tokens[i]) ? tokens[i].text.back() - '1' : 0;
   };
   auto fill = [&](size_t i, size_t type_end, size_t brace, const char* before) {
@@ -119,7 +176,7 @@ void fill_vectors(Unit& unit) {
   };
   for (size_t i = 0; i + 3 < tokens.size(); ++i) {
     size_t type_end = tokens[i].is("vec") ? unit.outline.angle_end(i + 1) : i;
-    if (type_end == Outline::none || !most(i, type_end)) continue;
+    if (type_end == Outline::none || !most(i, type_end) || defines_type(unit, i)) continue;
     size_t name = type_end + 1, brace = name + tokens[name].is(" ");
     if (tokens[brace].is("{") && makes_value(tokens, i) && fill(i, type_end, brace, " ")) {
       for (size_t k = i; k <= type_end; ++k) tokens[k].dropped = true;

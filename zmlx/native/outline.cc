@@ -65,7 +65,7 @@ const std::set<std::string> library_templates = {
     "packed_vec", "rank", "reinterpret_cast", "remove_const", "remove_const_t", "remove_cv",
     "remove_cv_t", "remove_pointer", "remove_pointer_t", "remove_reference", "remove_reference_t",
     "simdgroup_matrix", "static_cast", "template", "underlying_type", "underlying_type_t", "uniform",
-    "vec", "WorkPerThread"};
+    "vec", "WorkPerThread", "_disjunction"};
 
 // The name that a template declares: the last word before the first of some marks.
 void Outline::find_templates() {

@@ -1,4 +1,4 @@
-// section traits; needs base; tokens integral_constant bool_constant true_type false_type is_same is_same_v enable_if enable_if_t conditional conditional_t is_integral is_integral_v is_floating_point is_floating_point_v is_arithmetic is_arithmetic_v is_scalar is_scalar_v is_signed is_signed_v is_unsigned is_unsigned_v is_void is_void_v is_pointer is_pointer_v is_array is_array_v is_reference is_reference_v is_lvalue_reference is_lvalue_reference_v is_const is_const_v is_volatile is_volatile_v is_enum is_enum_v is_class is_class_v is_union is_union_v is_trivially_copyable is_trivially_copyable_v is_base_of is_base_of_v is_convertible is_convertible_v is_constructible is_constructible_v remove_const remove_const_t remove_volatile remove_volatile_t remove_cv remove_cv_t remove_reference remove_reference_t remove_pointer remove_pointer_t remove_extent remove_extent_t add_const add_const_t add_pointer add_pointer_t add_lvalue_reference add_lvalue_reference_t add_rvalue_reference add_rvalue_reference_t decay decay_t make_signed make_signed_t make_unsigned make_unsigned_t underlying_type underlying_type_t remove_addrspace remove_addrspace_t declval complex_t complex32_t complex64_t
+// section traits; needs base; tokens integral_constant bool_constant true_type false_type is_same is_same_v enable_if enable_if_t conditional conditional_t is_integral is_integral_v is_floating_point is_floating_point_v is_arithmetic is_arithmetic_v is_scalar is_scalar_v is_signed is_signed_v is_unsigned is_unsigned_v is_void is_void_v is_pointer is_pointer_v is_array is_array_v is_reference is_reference_v is_lvalue_reference is_lvalue_reference_v is_const is_const_v is_volatile is_volatile_v is_enum is_enum_v is_class is_class_v is_union is_union_v is_trivially_copyable is_trivially_copyable_v is_base_of is_base_of_v is_convertible is_convertible_v is_constructible is_constructible_v _disjunction remove_const remove_const_t remove_volatile remove_volatile_t remove_cv remove_cv_t remove_reference remove_reference_t remove_pointer remove_pointer_t remove_extent remove_extent_t add_const add_const_t add_pointer add_pointer_t add_lvalue_reference add_lvalue_reference_t add_rvalue_reference add_rvalue_reference_t decay decay_t make_signed make_signed_t make_unsigned make_unsigned_t underlying_type underlying_type_t remove_addrspace remove_addrspace_t declval complex_t complex32_t complex64_t
 // Metal's type traits: the part of <type_traits> that <metal_type_traits> has.
 
 namespace metal {
@@ -144,5 +144,8 @@ template <class T, class... A>
 inline constexpr bool is_constructible_v = __is_constructible(T, A...);
 template <class T, class... A>
 struct is_constructible : bool_constant<is_constructible_v<T, A...>> {};
+// Of `#pragma METAL internals`, as MLX uses it.
+template <class... T>
+struct _disjunction : bool_constant<(T::value || ...)> {};
 
 }  // namespace metal
