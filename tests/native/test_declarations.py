@@ -20,6 +20,44 @@ def test_a_pragma_before_a_function_is_no_part_of_its_name() -> None:
     assert value("out[0] = once(1) + twice(2);", header) == 5
 
 
+@pytest.mark.parametrize(
+    "header, source",
+    [
+        (
+            "template <class T> auto f(T a) -> enable_if_t<is_integral_v<T>, T> { return a + 1; }"
+            "template <class T> auto f(T a) -> enable_if_t<!is_integral_v<T>, T> { return a * 2; }",
+            "out[0] = f(1u) + f(1.5f);",
+        ),
+        (
+            "struct A { float get() const { return 2; } };"
+            "struct B { float take() const { return 3; } };"
+            "template <class T> auto f(T a) -> decltype(a.get()) { return a.get(); }"
+            "template <class T> auto f(T a) noexcept -> decltype(a.take()) { return a.take(); }",
+            "out[0] = f(A{}) + f(B{});",
+        ),
+        (
+            "struct A { template <class T> auto f(T a) const -> enable_if_t<sizeof(T) == 4, T>;"
+            " template <class T> auto f(T a) const -> enable_if_t<sizeof(T) == 8, T>; };"
+            "template <class T>"
+            "auto A::f(T a) const -> enable_if_t<sizeof(T) == 4, T> { return a; }"
+            "template <class T>"
+            "auto A::f(T a) const -> enable_if_t<sizeof(T) == 8, T> { return a + 2; }",
+            "out[0] = A().f(1u) + A().f(2ul);",
+        ),
+    ],
+)
+def test_overloads_may_differ_in_what_they_return(header: str, source: str) -> None:
+    assert value(source, header + "\n") == 5
+
+
+def test_overloads_that_return_pointers_differ_in_address_space_only() -> None:
+    header = """
+        template <class T> auto next(device T* p) -> device T* { return p + 1; }
+        template <class T> auto next(thread T* a) -> thread T* { return a + 1; }
+    """
+    assert value("float a[2] = {1, 5}; out[0] = *next(a); next(out);", header) == 5
+
+
 # ---- fields -------------------------------------------------------------------------------------
 
 

@@ -230,6 +230,7 @@ class Canonical {
       constant |= unit_.tokens[i].is_any({"const", "constant"});
     }
     if (constant && !is_constructor(unit_, function_)) key += "const";
+    key += trailing_result();
     return key + "@" + std::to_string(function_.scope);
   }
 
@@ -241,6 +242,13 @@ class Canonical {
     size_t i = function_.close + 1;
     while (unit_.tokens[i].is("const") || is_space(unit_.tokens[i])) ++i;
     return i;
+  }
+
+  // `-> enable_if_t<…>` is what some templates are told apart by.
+  std::string trailing_result() const {
+    size_t i = rest(), end = function_.body ? function_.body : unit_.outline.statement_end(i);
+    while (i < end && !unit_.tokens[i].is_any({"->", ":"})) ++i;
+    return i < end && unit_.tokens[i].is("->") ? text(i, end) : "";
   }
 
   // The classes or namespaces of a function that is defined outside them: `A::` of `A<T>::f`.
