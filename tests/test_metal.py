@@ -108,6 +108,20 @@ def test_verbose_prints_the_metal_text(capsys):
     assert "[[kernel]] void" in capsys.readouterr().out
 
 
+def test_newer_keywords_of_cpp_are_names() -> None:
+    """Metal is C++14 or 17."""
+    kernel = zmlx.metal.kernel(
+        name="concept",
+        input_names=["concept", "requires"],
+        output_names=["consteval"],
+        source="consteval[0] = concept[0] + requires[concept_shape[0] - 1] * constinit;",
+    )
+    x = mx.array([1.0, 2.0])
+    y = kernel(x, x, template={"constinit": 3}, grid=(1, 1, 1), threadgroup=(1, 1, 1),
+               output_shapes=[(1,)], output_dtypes=[mx.float32])  # fmt: skip
+    assert y.item() == 7
+
+
 @pytest.mark.parametrize("change, message", [
     ({"name": "a b"}, "'name' must be an identifier"),
     ({"input_names": ["x", "1y"]}, "'input_names' must be identifiers"),

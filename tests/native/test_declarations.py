@@ -58,6 +58,20 @@ def test_overloads_that_return_pointers_differ_in_address_space_only() -> None:
     assert value("float a[2] = {1, 5}; out[0] = *next(a); next(out);", header) == 5
 
 
+@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize("name", ["concept", "requires", "consteval", "constinit", "char8_t"])
+def test_newer_keywords_of_cpp_name_anything(name: str, group: int) -> None:
+    source = f"""
+        threadgroup float {name}[4], b;
+        uint i = thread_position_in_threadgroup.x;
+        {name}[i] = i + 1;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        out[thread_position_in_grid.x] = {name}[threads_per_threadgroup.x - 1 - i];
+    """
+    found = run(source, output=(4, mx.float32), grid=4, group=group)
+    assert found.tolist() == ([4, 3, 2, 1] if group > 1 else [1] * 4)
+
+
 # ---- fields -------------------------------------------------------------------------------------
 
 

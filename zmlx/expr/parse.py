@@ -38,14 +38,13 @@ _NUMBER = re.compile(
     r"|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)f?"
 )
 _METAL_WORDS = """
-alignas alignof and and_eq asm auto bfloat bitand bitor bool break case catch char class compl
-concept const const_cast constant consteval constexpr constinit continue decltype default delete
-device do double dynamic_cast else enum explicit export extern float for fragment friend goto half
-if inline int kernel long mutable namespace new noexcept not not_eq nullptr operator or or_eq
-private protected public register reinterpret_cast requires return short signed sizeof static
-static_assert static_cast struct switch template this thread thread_local threadgroup throw false
-true try typedef typeid typename uint union unsigned using vertex virtual void volatile while xor
-xor_eq
+alignas alignof and and_eq asm auto bfloat bitand bitor bool break case catch char class compl const
+const_cast constant constexpr continue decltype default delete device do double dynamic_cast else
+enum explicit export extern float for fragment friend goto half if inline int kernel long mutable
+namespace new noexcept not not_eq nullptr operator or or_eq private protected public register
+reinterpret_cast return short signed sizeof static static_assert static_cast struct switch template
+this thread thread_local threadgroup throw false true try typedef typeid typename uint union
+unsigned using vertex virtual void volatile while xor xor_eq
 """
 _PYTHON_WORDS = """
 as del elif except False finally from global import in is lambda None nonlocal pass raise True yield

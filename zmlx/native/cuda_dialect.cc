@@ -187,6 +187,7 @@ Rewritten cuda_text(
   drop_attributes(unit);
   rewrite_pragmas(unit);
   drop_hints(unit);
+  rename_keywords(unit);
   rewrite_address_spaces(unit);
   free_specialised_operators(unit);
   name_constructors(unit);
@@ -194,7 +195,6 @@ Rewritten cuda_text(
   fill_vectors(unit);
   expand_designators(unit);
   suffix_literals(unit);
-  rename_keywords(unit);
   qualify_globals(unit);
   rewrite_swizzles(unit);
   balance_conditionals(unit);

@@ -276,6 +276,7 @@ Rewritten rewrite(const std::string& metal_text, const RewriteOptions& options) 
   merge_specialisations(unit);
   drop_attributes(unit);
   drop_hints(unit);
+  rename_keywords(unit);
   rewrite_address_spaces(unit);
   free_specialised_operators(unit);
   name_constructors(unit);
@@ -285,7 +286,6 @@ Rewritten rewrite(const std::string& metal_text, const RewriteOptions& options) 
   fill_vectors(unit);
   expand_designators(unit);
   suffix_literals(unit);
-  rename_keywords(unit);
   rewrite_swizzles(unit);
   balance_conditionals(unit);
   if (unit.mode == Mode::cooperative) mark_collectives(unit, library);
