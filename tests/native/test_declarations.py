@@ -72,6 +72,28 @@ def test_newer_keywords_of_cpp_name_anything(name: str, group: int) -> None:
     assert found.tolist() == ([4, 3, 2, 1] if group > 1 else [1] * 4)
 
 
+def test_a_variable_may_have_its_functions_name() -> None:
+    header = """
+        inline float total(float a) { float total(a); return total + 1; }
+        inline uint sum(uint a) { if (a > 2) { const uint sum(a); return sum; } else return 2; }
+    """
+    assert value("out[0] = total(3) + sum(1) + sum(5);", header) == 11
+    with pytest.raises(RuntimeError, match="recursion"):
+        value("out[0] = f(3);", "float f(float a) { if (a < 1) return 1; else return f(a - 1); }\n")
+
+
+def test_a_function_of_the_library_may_be_a_value() -> None:
+    header = """
+        uint apply(uint (*f)(uint), uint a) { return f(a); }
+        template <uint (*F)(uint)> uint applied(uint a) { return F(a); }
+    """
+    source = """
+        uint (*f)(uint) = popcount;
+        out[0] = f(7u) + 10 * apply(clz, 1) + 1000 * applied<ctz>(16);
+    """
+    assert value(source, header) == 4313
+
+
 # ---- fields -------------------------------------------------------------------------------------
 
 

@@ -132,8 +132,12 @@ const Function* recursive(const Unit& unit, const std::set<std::string>& library
     if (!function) continue;
     for (size_t i = function->body; i < function->end; ++i) {
       auto found = single.find(unit.tokens[i].text);
-      bool member = unit.tokens[i - 1].is_any({".", "->", "::"});
-      if (found != single.end() && found->second && !member &&
+      auto& previous = unit.tokens[i - 1];
+      bool member = previous.is_any({".", "->", "::"});
+      // `float total(a);` may declare a variable.
+      bool declares = previous.kind == Token::word &&
+                      !previous.is_any({"return", "else", "do", "case", "and", "or", "not"});
+      if (found != single.end() && found->second && !member && !declares &&
           unit.tokens[i + 1].is("(")) {
         calls[name].insert(found->first);
       }

@@ -205,13 +205,19 @@ std::string Place::line(int metal_line) const {
 }
 
 std::set<std::string> identifiers(const std::string& text) {
-  std::set<std::string> names;
+  std::set<std::string> names, values, declared;
   Tokens tokens = tokenize(text);
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (tokens[i].kind != Token::word) continue;
     names.insert(tokens[i].text);
     bool called = i + 1 < tokens.size() && tokens[i + 1].is("(");
     if (called || (i > 0 && tokens[i - 1].is("::"))) names.insert(tokens[i].text + "(");
+    bool value = i > 0 && tokens[i - 1].is_any({"=", "(", "?", ":", "<", "return"});
+    bool member = i > 0 && tokens[i - 1].is_any({".", "->"});
+    if (!called && !member) (value ? values : declared).insert(tokens[i].text);
+  }
+  for (auto& name : values) {
+    if (!declared.count(name)) names.insert(name + "(");
   }
   return names;
 }

@@ -38,7 +38,8 @@ using Tokens = std::vector<Token>;
 // Comments and line splices are gone; `>` is always a token of its own except in `>=`, `>>=`, `->`.
 Tokens tokenize(const std::string& text);
 
-// The words of a text, each once; a function that is called (or qualified) also as `name(`.
+// The words of a text, each once; a function that is called (or qualified) also as `name(`, and what
+// stands nowhere but as a value: nothing declares it, so that it may be a function of the library.
 std::set<std::string> identifiers(const std::string& text);
 
 struct Printed {
