@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 import pytest
-from metal_source import run
+from metal_source import cpp, run
 
 
 def value(source: str, header: str = "") -> float:
@@ -197,3 +197,35 @@ def test_mlx_asks_whether_a_type_is_one_of_several() -> None:
         constexpr constant bool listed = _disjunction<is_same<T, int>, is_same<T, float>>::value;
     """
     assert value("out[0] = listed<float> + 2 * listed<uint> + 4 * listed<int>;", header) == 5
+
+
+# ---- casts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "expression, expected",
+    [
+        ("(float2(float(m), float(m)) + s).y", 3),
+        ("(vec<float, 2>(float(m), float(m)) + s).y", 3),
+        ("(float3(s, float(m), float(m)) + s).y", 3),
+        ("int(max(int(m), int(m))) > 1 ? 3 : 1", 3),
+        ("((uint2(uint(u))[0] & 3u) + 1)", 3),
+        ("(float4(float(m)).yx - float4(1).rb).x + 2", 3),
+        ("(2 * (float4(half(min(float(m), float(m)))).zyx - 1)).z + 1", 3),
+        ("(T(float(m), float(m)) + s).y", 3),
+        ("s > (int2(int(b), int(b)) - 1).y ? 3 : 1", 3),
+    ],
+)
+def test_casts_in_brackets_are_no_types(expression: str, expected: float) -> None:
+    source = f"""
+        half m = 2; float s = 1; uint u = 2; bool b = true;
+        if (int(max(int(m), int(m))) > 1) out[0] = {expression}; else out[0] = 0;
+    """
+    assert value("using T = float2;" + source) == expected
+
+
+def test_casts_of_one_variable_are_left_where_no_bracket_is_around_them() -> None:
+    text = cpp(
+        "half m = 2; float2 v(float(m), float(m)); out[0] = dot(float2(float(m), float(m)), v);"
+    )
+    assert "(float)(m)" not in text

@@ -1,18 +1,25 @@
 // Lists in braces that clang takes in Metal and C++ knows not, or otherwise.
 #include <algorithm>
+#include <cctype>
 #include <map>
 
 #include "passes.h"
 
 namespace zmlx {
+
+// float, or float4.
+bool names_number(const Token& token) {
+  static const std::set<std::string> elements = {"bool", "char", "uchar", "short", "ushort", "int",
+                                                 "uint", "long", "ulong", "half", "bfloat", "float"};
+  size_t size = token.text.size();
+  bool vector = size > 1 && token.text[size - 1] >= '2' && token.text[size - 1] <= '4';
+  return token.kind == Token::word && elements.count(token.text.substr(0, size - vector));
+}
+
 namespace {
 
 bool names_vector(const Token& token) {
-  static const std::set<std::string> elements = {"bool", "char", "uchar", "short", "ushort", "int",
-                                                 "uint", "long", "ulong", "half", "bfloat", "float"};
-  size_t last = token.text.size() - 1;
-  return token.kind == Token::word && last > 0 && token.text[last] >= '2' &&
-         token.text[last] <= '4' && elements.count(token.text.substr(0, last));
+  return names_number(token) && std::isdigit((unsigned char)token.text.back());
 }
 
 // The end of the declaration that a template list opens.

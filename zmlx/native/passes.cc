@@ -437,6 +437,67 @@ void rewrite_swizzles(Unit& unit) {
   }
 }
 
+namespace {
+
+// The variable in `float(a)` at token i, if that is a whole argument, or null.
+const Token* cast_variable(const Unit& unit, size_t i) {
+  auto& tokens = unit.tokens;
+  bool cast = names_number(tokens[i]) && tokens[i + 1].is("(") &&
+              tokens[i + 2].kind == Token::word && tokens[i + 3].is(")") &&
+              tokens[i + 4].is_any({",", ")"});
+  return cast ? &tokens[i + 2] : nullptr;
+}
+
+// Whether two arguments of the list that opens at i are casts of one variable.
+bool casts_twice(const Unit& unit, size_t i) {
+  std::set<std::string> seen;
+  size_t end = unit.outline.partner[i];
+  for (++i; i < end; ++i) {
+    auto variable = unit.tokens[i - 1].is_any({"(", ","}) ? cast_variable(unit, i) : nullptr;
+    if (variable && !seen.insert(variable->text).second) return true;
+    if (unit.outline.partner[i] != Outline::none) i = unit.outline.partner[i];
+  }
+  return false;
+}
+
+// Whether the bracket at i groups an expression or a condition.
+bool groups(const Unit& unit, size_t i) {
+  if (i == 0 || !unit.tokens[i].is("(")) return false;
+  auto& before = unit.tokens[i - 1];
+  if (before.kind == Token::word) return before.is_any({"if", "while", "switch", "return"});
+  bool list_end = before.is(">") && unit.outline.partner[i - 1] != Outline::none;
+  return before.kind == Token::mark && !before.is_any({")", "]", "}"}) && !list_end;
+}
+
+}  // namespace
+
+// GCC tries what a bracket holds as a type first, and takes errors in that for the user's: a
+// variable twice in `(float2(float(a), float(a)) + b)`, which would be two parameters of one name,
+// or a function that returns an array, `(uint2(uint(a))[0] + b)`. `(float)(a)` is no parameter.
+void spell_casts(Unit& unit) {
+  auto& tokens = unit.tokens;
+  std::set<std::string> types;
+  for (size_t i = 0; i + 1 < tokens.size(); ++i) {
+    bool names = tokens[i].is_any({"typename", "class", "struct", "using"});
+    if (names) types.insert(tokens[i + 1].text);
+  }
+  for (size_t i = 1; i + 4 < tokens.size(); ++i) {
+    if (!groups(unit, i)) continue;
+    bool type = names_number(tokens[i + 1]) || tokens[i + 1].is("vec") ||
+                types.count(tokens[i + 1].text);
+    size_t list = type ? unit.outline.call_at(i + 1) : Outline::none;
+    if (list == Outline::none) continue;
+    size_t behind = unit.outline.partner[list] + 1;
+    bool subscript = tokens[behind].is("[") || tokens[behind].dropped;  // which a swizzle is by now
+    while (list != Outline::none && !cast_variable(unit, list + 1)) {
+      list = tokens[list + 1].kind == Token::word ? unit.outline.call_at(list + 1) : Outline::none;
+    }
+    if (list == Outline::none || !(subscript || casts_twice(unit, list))) continue;
+    tokens[list + 1].before += "(";
+    tokens[list + 1].after = ")" + tokens[list + 1].after;
+  }
+}
+
 // The kernel must be inlined into the driver: only then do thread indices fold and loops vectorise.
 void declare_kernel(Unit& unit) {
   auto& signature = unit.signature;

@@ -57,6 +57,7 @@ void rename_keywords(Unit&);
 bool assigns(const Token&);  // = += -= …
 bool steps(const Token&);    // ++ --
 void rewrite_swizzles(Unit&);
+void spell_casts(Unit&);
 void declare_kernel(Unit&);
 
 // conditionals.cc
@@ -76,6 +77,7 @@ bool align_members(Unit&);  // whether there are any
 void free_anonymous_structs(Unit&);
 
 // initialisers.cc
+bool names_number(const Token&);  // a scalar or vector type
 void unwrap_literals(Unit&);
 void fill_vectors(Unit&);
 void expand_designators(Unit&);

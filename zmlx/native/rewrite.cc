@@ -288,6 +288,7 @@ Rewritten rewrite(const std::string& metal_text, const RewriteOptions& options) 
   suffix_literals(unit);
   rewrite_swizzles(unit);
   balance_conditionals(unit);
+  spell_casts(unit);
   if (unit.mode == Mode::cooperative) mark_collectives(unit, library);
   declare_kernel(unit);
   name_alike(unit);
