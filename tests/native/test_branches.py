@@ -36,6 +36,51 @@ CALLS = {
     "of a function": apart("sum(v)", SUM),
     "of an object": apart("total(v)", OBJECT, "Sum total;"),
     "of an object that is handed on": apart("apply(Sum(), v)", OBJECT + APPLY),
+    "of an object that is made there": apart(
+        "made<Sum>(v)", OBJECT + "template <typename Op> int made(int a) { return Op()(a); }"
+    ),
+    "of an object that is made there, with braces": apart(
+        "made<Sum>(v)", OBJECT + "template <typename Op> int made(int a) { return Op{}(a); }"
+    ),
+    "of an object that a function returns": apart(
+        "run(v)", OBJECT + "Sum make(int) { return {}; }\nint run(int a) { return make(1)(a); }"
+    ),
+    "of a pointer that a function returns": apart(
+        "run(v)",
+        SUM + "typedef int (*pointer)(int);\npointer get(int) { return sum; }\n"
+        "int run(int a) { return get(1)(a); }",
+    ),
+    "of an object by its operator's name": apart(
+        "run(Sum(), v)", OBJECT + "int run(Sum f, int a) { return f.operator()(a); }"
+    ),
+    "of an object by itself": apart(
+        "total.run(v)",
+        "struct Sum { int operator()(int a) const thread { return simd_sum(a); }\n"
+        "int run(int a) const thread { return (*this)(a); } };",
+        "Sum total;",
+    ),
+    "of a static member": apart(
+        "run(v)",
+        OBJECT + "struct W { static constexpr Sum sum{}; };\nint run(int a) { return W::sum(a); }",
+    ),
+    "of a variable at file scope": apart(
+        "run(v)", OBJECT + "constant constexpr Sum total{};\nint run(int a) { return ::total(a); }"
+    ),
+    "of those in an array of another's type, on one line": Row(
+        "auto total = [](int a) { return simd_sum(a); };\n"
+        "decltype(total) both[2] = {total, total};\n"
+        "r = i < 16 ? both[0](int(i)) : both[1](int(i));",
+        np.array([120] * 16 + [376] * 16),
+        threads=32,
+        together=True,
+    ),
+    "beside what only looks like a call of a value": apart(
+        "total(v) + metal::max(0, max) + (int)(float)(one + one).x - 2",
+        "struct Z { float x; Z operator+(Z b) const thread {\n"
+        "if (x > 0) (void)(b); else { } (void)(x);\n"
+        "return Z{(float)(x) + metal::max(b.x, 0.0f)}; } };",
+        "auto total = [](int a) { return simd_sum(a); }; int max = 0; Z one{1};",
+    ),
     "of a lambda that is handed on": apart(
         "apply(total, v)", APPLY, "auto total = [](int a) { return simd_sum(a); };"
     ),
@@ -174,6 +219,21 @@ CALLS = {
         "simd_sum(Two{v, 1}).a",
         "struct Two { int a, b; };\n"
         "inline Two simd_sum(Two t) { return Two{simd_sum(t.a), simd_sum(t.b)}; }",
+    ),
+    "of objects that are made on one line": Row(
+        "r = i < 16 ? Sum()(int(i)) : Sum{}(int(i));",
+        np.array([120] * 16 + [376] * 16),
+        OBJECT,
+        threads=32,
+        together=True,
+    ),
+    "in turns of a loop that lanes skip, of objects that are made there": Row(
+        "r = 0;\nfor (uint k = 0; k < 4; ++k) {\n"
+        "if ((i + k) % 2) continue;\nr += Sum()(1) * (k + 1);\n}",
+        np.array([64, 96] * 16),
+        OBJECT,
+        threads=32,
+        together=True,
     ),
     "in turns of a loop that lanes skip": Row(
         "Sum total; r = 0;\nfor (uint k = 0; k < 4; ++k) {\n"

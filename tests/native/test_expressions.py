@@ -55,6 +55,8 @@ EXPRESSIONS = {
     "plus(simd_sum(1), ([&](int c) { return c ? simd_sum(100) : 0; })(c))": (1632, 32),
     "plus(simd_sum(1), total(c))": (1632, 32),
     "plus(simd_sum(1), weigh(c))": (1632, 32),
+    "plus(simd_sum(1), Some{100}(c))": (1632, 32),
+    "plus(simd_sum(1), weigh.operator()(c))": (1632, 32),
     "plus(simd_sum(1), pointer(c))": (1632, 32),
     "plus(simd_sum(1), pointers[i / 32](c))": (1632, 32),
     "plus(simd_sum(1), (*pointer)(c))": (1632, 32),

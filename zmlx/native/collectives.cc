@@ -111,6 +111,7 @@ void rewrite_calls(Unit& unit, const Reach& reach) {
   }
   if (!reach.hands_any()) return;  // lambdas and objects know who calls them
   for (auto [begin, open] : reach.through_values()) {
+    if (reach.is_told(begin)) continue;
     tokens[begin].text = std::string("zk_call(") + site + ", " + tokens[begin].text;
     tokens[open].text = ")(";
   }

@@ -31,6 +31,12 @@ bool names_type(const Token& token) {
   return token.is_any({"struct", "class", "union", "enum", "typename", "using", "namespace"});
 }
 
+// Words that a bracket follows without being called.
+bool precedes_bracket(const Token& token) {
+  return token.is_any({"if", "for", "while", "switch", "constexpr", "sizeof", "alignof", "alignas",
+                       "decltype", "noexcept", "operator", "void", "and", "or", "not"});
+}
+
 bool qualifies(const Token& token) {
   return token.is_any({"const", "volatile", "device", "constant", "thread", "threadgroup"});
 }
@@ -195,7 +201,9 @@ bool Reach::declares(size_t i) const {
   if (function) return true;
   // A product or a comparison with what a function returns is not a declaration.
   bool made = next.is("(");
-  bool typed = (word && !previous.is_any({"using", "typename"})) ||
+  bool of_another = previous.is(")") && partner[i - 1] > 0 &&
+                    tokens[partner[i - 1] - 1].is("decltype");
+  bool typed = of_another || (word && !previous.is_any({"using", "typename"})) ||
                (previous.is(">") && (!made || partner[i - 1] != Outline::none)) ||
                (previous.is("*") && !made) ||
                (previous.is("&") && !made && !takes_address(tokens, i));
@@ -216,12 +224,18 @@ void Reach::find_variables() {
     if (tokens[i].kind != Token::word) continue;
     auto &previous = tokens[i - 1], &next = tokens[i + 1];
     if (next.kind == Token::word || names_type(previous)) types.insert(tokens[i].text);
+    bool opened = i > 1 && tokens[i - 2].is("using");
+    if (previous.is("namespace") && !opened) namespaces_.insert(tokens[i].text);
+    bool named = names_type(previous) && !previous.is("namespace") && !next.is("::");
+    if (named) named_.insert(tokens[i].text);
     if (!declares(i) || functions.count(i + 1)) continue;
     auto end = ends.find(i);
     bool parameter = end != ends.end();
     Variable variable;
     variable.end = parameter ? end->second : outline.scope_end(i);
     variable.member = !parameter && outline.in_type(i);
+    variable.global = variable.member ? has_word(outline.statement_begin(i), i, "static")
+                                      : !parameter && !outline.function_at(i);
     // Methods may stand before the members that they name.
     bool whole = variable.member && variable.end != Outline::none;
     variable.begin = whole ? outline.partner[variable.end] : i;
@@ -234,67 +248,137 @@ void Reach::find_variables() {
   }
 }
 
+bool Reach::has_word(size_t begin, size_t end, const char* word) const {
+  for (size_t i = begin; i < end; ++i) {
+    if (unit_.tokens[i].is(word)) return true;
+  }
+  return false;
+}
+
 // What the name at token i stands for, if that is a variable.
 const Reach::Variable* Reach::variable_at(size_t i) const {
   auto found = variables_.find(unit_.tokens[i].text);
   if (found == variables_.end()) return nullptr;
-  bool of_object = i > 0 && unit_.tokens[i - 1].is_any({".", "->"});
+  auto& tokens = unit_.tokens;
+  bool of_object = i > 0 && tokens[i - 1].is_any({".", "->"});
+  bool qualified = i > 1 && tokens[i - 1].is("::");
+  size_t owner = qualified ? named_before(i - 2) : Outline::none;
+  bool of_type = owner != Outline::none && named_.count(tokens[owner].text);
+  bool of_text = owner == Outline::none || namespaces_.count(tokens[owner].text);
   const Variable* innermost = nullptr;
   for (auto& variable : found->second) {
-    bool seen = of_object ? variable.member && !own_.count(found->first)
-                          : variable.begin <= i && i <= variable.end;
+    bool within = variable.begin <= i && i <= variable.end;
+    bool seen = of_object   ? variable.member && !own_.count(found->first)
+                : of_type   ? variable.member && (variable.global || within)
+                : qualified ? of_text && !variable.member && variable.global
+                            : within;
     if (seen && (!innermost || variable.begin >= innermost->begin)) innermost = &variable;
   }
   return innermost;
 }
 
 void Reach::find_indirect() {
+  auto& tokens = unit_.tokens;
+  auto& partner = unit_.outline.partner;
   std::set<size_t> declarations;
   for (auto& function : unit_.outline.functions) {
     declarations.insert(function.open);
     if (!function.body) continue;
-    bool list = unit_.tokens[function.close + 1].is(":");  // of members and their values
+    bodies_.insert(function.body);
+    bool list = tokens[function.close + 1].is(":");  // of members and their values
     for (size_t i = function.close; list && i < function.body; ++i) declarations.insert(i);
   }
-  for (size_t open = 1; open < unit_.tokens.size(); ++open) {
-    if (!unit_.tokens[open].is("(") || declarations.count(open)) continue;
-    size_t name, begin = callee(open, &name);
+  auto parameters = this->parameters();
+  for (size_t open = 4; open < tokens.size(); ++open) {
+    if (!tokens[open].is("(") || declarations.count(open)) continue;
+    bool declared = parameters.count(open) && tokens[open - 1].is(")") &&
+                    declares(partner[open - 1] + 1);  // int f(int (g)(int))
+    size_t name, begin = declared ? Outline::none : callee(open, &name);
     if (begin == Outline::none) continue;
     indirect_.insert(begin);
-    if (name == Outline::none || variable_at(name)->value) through_values_[begin] = open;
+    bool variable = name != Outline::none;
+    if (!variable || variable_at(name)->value) through_values_[begin] = open;
+    if (!variable && makes_object(open)) objects_.insert(begin);
   }
 }
 
-// Where the expression begins whose value the bracket calls, or none: f, a.f, a[i], (*f) or
-// (c ? f : g), which alone has no name.
+bool Reach::closes(size_t i) const {
+  auto partner = unit_.outline.partner[i];
+  return partner != Outline::none && partner < i;
+}
+
+// The name before the brackets that end at token i, if they are an argument list, an index or the
+// values of an object: f of f(1)[2], S of S<T>{}. Else none.
+size_t Reach::named_before(size_t i) const {
+  auto& tokens = unit_.tokens;
+  while (closes(i)) {
+    size_t open = unit_.outline.partner[i];
+    bool block = tokens[open].is("{") && (bodies_.count(open) || tokens[open - 1].is(")"));
+    if (open == 0 || block) return Outline::none;
+    i = open - 1;
+  }
+  bool name = tokens[i].kind == Token::word && !starts_expression(tokens[i]) &&
+              !precedes_bracket(tokens[i]) && !is_number_type(tokens[i]);
+  return name ? i : Outline::none;
+}
+
+// Whether what the bracket calls is an object made there, or named with its operator: that one is
+// told who calls.
+bool Reach::makes_object(size_t open) const {
+  auto& tokens = unit_.tokens;
+  if (tokens[open - 1].is("}") || tokens[open - 3].is("operator")) return true;
+  size_t name = named_before(open - 1);
+  return name != Outline::none && named_.count(tokens[name].text);
+}
+
+// Where the expression begins whose value the bracket calls, or none: f, a.f, A::f, a[i], (*f),
+// f(), F{}, a.operator() or (c ? f : g). `name` is that of a variable, or none.
 size_t Reach::callee(size_t open, size_t* name) const {
   auto& tokens = unit_.tokens;
   auto& partner = unit_.outline.partner;
-  size_t begin = *name = open - 1;
-  bool chosen = false;
-  if (tokens[begin].is(")")) {
-    begin = partner[begin];
-    for (size_t i = begin + 1; i < open - 1; ++i) {
+  size_t last = open - 1, begin = last;
+  *name = Outline::none;
+  while (tokens[begin].is("]") && partner[begin] > 0) begin = partner[begin] - 1;
+  if (tokens[begin].kind == Token::word) {
+    *name = begin;
+  } else if (tokens[last].is("}")) {
+    begin = named_before(last);
+  } else if (tokens[last].is(")")) {
+    begin = partner[last];
+    bool method = begin + 1 == last && tokens[begin - 1].is("operator");
+    bool declarator = tokens[begin + 1].is_any({"*", "&"});  // int (*f)(int)
+    size_t made = declarator ? Outline::none : named_before(last);
+    bool chosen = false;
+    for (size_t i = begin + 1; i < last; ++i) {
       chosen |= tokens[i].is("?");
       if (partner[i] != Outline::none) i = partner[i];
     }
-    bool pointer = begin + 4 == open && tokens[begin + 1].is("*");
-    if (!chosen && !pointer) return Outline::none;
-    *name = chosen ? Outline::none : begin + 2;
-  } else {
-    while (tokens[*name].is("]") && partner[*name] > 0) *name = partner[*name] - 1;
-    begin = *name;
-  }
-  if (!chosen && !variable_at(*name)) return Outline::none;
-  while (begin > 1 && tokens[begin - 1].is_any({".", "->"})) {
-    begin -= 2;
-    while (begin > 0 && tokens[begin].is_any({")", "]"})) {
-      begin = partner[begin];
-      bool goes_on = begin > 0 && (tokens[begin - 1].kind == Token::word ||
-                                   tokens[begin - 1].is("]"));
-      if (goes_on) --begin;
+    bool pointer = begin + 3 == last && tokens[begin + 1].is("*");
+    if (method) {
+      --begin;
+    } else if (made != Outline::none) {
+      begin = made;
+    } else if (pointer) {
+      *name = begin + 2;
+    } else if (!chosen) {
+      return Outline::none;
     }
+  } else {
+    return Outline::none;
   }
+  if (begin == Outline::none || (*name != Outline::none && !variable_at(*name))) {
+    return Outline::none;
+  }
+  while (begin > 1 && tokens[begin - 1].is_any({".", "->", "::"})) {
+    auto& owner = tokens[begin - 2];
+    bool owned = closes(begin - 2) || (owner.kind == Token::word && !starts_expression(owner));
+    begin -= owned ? 2 : 1;
+    if (!owned) break;  // ::f
+    if (!closes(begin)) continue;
+    size_t named = named_before(begin);
+    begin = named == Outline::none ? partner[begin] : named;
+  }
+  if (begin > 0 && tokens[begin - 1].is("typename")) --begin;
   if (begin == 0) return Outline::none;
   auto& before = tokens[begin - 1];
   bool declares = (before.kind == Token::word && !starts_expression(before)) ||

@@ -43,8 +43,11 @@ class Reach {
   // Whether one stands with its name at token i.
   bool handed(size_t i, Handed*) const;
   bool hands_any() const { return hands_any_; }
-  // The calls of what a variable may hold: their first token, and the bracket behind it.
+  // The calls of what a variable or another value may hold: their first token, and the bracket
+  // behind it.
   const std::map<size_t, size_t>& through_values() const { return through_values_; }
+  // Whether the one that begins at token i is told who calls.
+  bool is_told(size_t i) const { return objects_.count(i) > 0; }
 
  private:
   using Names = std::set<std::string>;
@@ -53,6 +56,7 @@ class Reach {
   struct Variable {
     size_t begin = 0, end = 0;
     bool member = false;  // of a type
+    bool global = false;  // outside functions, or of a type itself
     bool value = false;   // which may be a function, for all that the text tells
   };
 
@@ -62,6 +66,10 @@ class Reach {
   void find_variables();
   void find_indirect();
   const Variable* variable_at(size_t) const;
+  bool has_word(size_t begin, size_t end, const char* word) const;
+  bool closes(size_t) const;
+  size_t named_before(size_t) const;
+  bool makes_object(size_t open) const;
   size_t callee(size_t open, size_t* name) const;
   bool take(const Function&);
   bool take_values();
@@ -75,7 +83,10 @@ class Reach {
   std::map<std::string, Names> types_;  // of the functions of a name
   std::map<std::string, size_t> open_;  // how many arguments a template has
   std::map<std::string, std::vector<Variable>> variables_;
-  std::set<size_t> indirect_;  // where calls of variables begin
+  Names named_, namespaces_;            // types of the text; its namespaces
+  std::set<size_t> bodies_;             // of functions
+  std::set<size_t> indirect_;           // where calls of variables and of other values begin
+  std::set<size_t> objects_;            // those of objects made there
   std::map<size_t, size_t> through_values_;
   bool hands_any_ = false;
 };
