@@ -4,6 +4,8 @@ all targets compute, has none of these."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from metal_source import SCHEDULES, schedule
@@ -11,12 +13,14 @@ from metal_source import SCHEDULES, schedule
 import zmlx
 from zmlx.language.row import Row
 
+SUMS = [sum(range(16))] * 16 + [sum(range(16, 32))] * 16
 
-def apart(call: str, header: str, before: str = "") -> Row:
-    """The sum of a lane's number over those that call from the same branch."""
+
+def apart(call: str, header: str, before: str = "", values: Sequence[int] = SUMS) -> Row:
+    """The sum of a lane's number over those that call from the same branch, or other values."""
     return Row(
         f"int v = int(i);\n{before}\nif (i < 16) {{ r = {call}; }}\nelse {{ r = {call}; }}",
-        np.array([sum(range(16))] * 16 + [sum(range(16, 32))] * 16),
+        np.array(values),
         header,
         threads=32,
         together=True,
@@ -70,7 +74,7 @@ CALLS = {
         "auto total = [](int a) { return simd_sum(a); };\n"
         "decltype(total) both[2] = {total, total};\n"
         "r = i < 16 ? both[0](int(i)) : both[1](int(i));",
-        np.array([120] * 16 + [376] * 16),
+        np.array(SUMS),
         threads=32,
         together=True,
     ),
@@ -83,6 +87,24 @@ CALLS = {
     ),
     "of a lambda that is handed on": apart(
         "apply(total, v)", APPLY, "auto total = [](int a) { return simd_sum(a); };"
+    ),
+    "of a lambda without a list": apart("total()", "", "auto total = [&] { return simd_sum(v); };"),
+    "of a lambda without a list that holds nothing": apart(
+        "7 * total()", "", "auto total = [] { return simd_sum(1); };", [7 * 16] * 32
+    ),
+    "of a lambda without a list that is handed on": Row(
+        "int v = int(i);\nr = both([&] { return simd_sum(v); }, v);",
+        np.array(SUMS),
+        "template <typename F> int both(F f, int a) {\n"
+        "if (a < 16)\nreturn f();\nelse\nreturn f(); }",
+        threads=32,
+        together=True,
+    ),
+    "of a lambda without a list that becomes a pointer": Row(
+        "int (*f)() = [] { return simd_sum(1); };\nr = f();", 32, threads=32, together=True
+    ),
+    "of a pointer that a lambda without a list becomes": Row(
+        "auto f = +[] { return simd_sum(1); };\nr = f();", 32, threads=32, together=True
     ),
     "of a function that is handed on": apart("apply(sum, v)", SUM + APPLY),
     "of a function that stores to its argument": apart(
@@ -196,7 +218,7 @@ CALLS = {
     ),
     "of a variable's constructor": Row(
         "int v = int(i);\nif (i < 16) { Made a(v); r = a.sum; } else { Made b{v}; r = b.sum; }",
-        np.array([120] * 16 + [376] * 16),
+        np.array(SUMS),
         "struct Made { int sum; Made(int a) {\nsum = simd_sum(a); } };",
         threads=32,
         together=True,
@@ -222,7 +244,7 @@ CALLS = {
     ),
     "of objects that are made on one line": Row(
         "r = i < 16 ? Sum()(int(i)) : Sum{}(int(i));",
-        np.array([120] * 16 + [376] * 16),
+        np.array(SUMS),
         OBJECT,
         threads=32,
         together=True,

@@ -46,29 +46,49 @@ bool gives_defaults(const Unit& unit, const Function& function, std::set<std::st
   return !instance && !elsewhere && declared->insert(parameter_types(unit, function)).second;
 }
 
+// Whether the text has pointers to functions: `(*f)(`, `(*)(`.
+bool points_to_functions(const Tokens& tokens) {
+  for (size_t i = 0; i + 4 < tokens.size(); ++i) {
+    if (!tokens[i].is("(") || !tokens[i + 1].is("*")) continue;
+    size_t close = tokens[i + 2].kind == Token::word ? i + 3 : i + 2;
+    if (tokens[close].is(")") && tokens[close + 1].is("(")) return true;
+  }
+  return false;
+}
+
 // Adds the parameter that tells a helper which line called it.
 void pass_site(Unit& unit, const Reach& reach) {
   auto& tokens = unit.tokens;
   std::set<std::string> declared;
+  const std::string parameter = "zk_site zk_called";
+  const std::string by_default = parameter + " = " + site;
+  bool pointers = points_to_functions(tokens);
   for (auto& function : unit.outline.functions) {
     bool object = (function.lambda || is_call_operator(unit, function)) && reach.names(objects) &&
                   (!function.body || reach.called_within(function.body, function.end));
     bool helper = object || (!function.name.empty() && reach.names(function.name));
     bool kernel = function.name == unit.signature.name;
     bool given = tokens[function.close + 1].is("=");  // by default, or deleted
-    if (!helper || kernel || given || function.open == function.close ||
-        is_destructor(unit, function) || (function.lambda && is_variadic(unit, function))) {
+    bool bare = function.open == function.close;  // [&] { … }
+    // One that holds nothing may become a pointer, if nothing is added to it.
+    bool pointer = bare && tokens[function.close - 1].is("[") &&
+                   (pointers || tokens[function.head - 1].is("+"));
+    if (!helper || kernel || given || pointer || is_destructor(unit, function) ||
+        (function.lambda && is_variadic(unit, function))) {
       continue;
     }
     bool empty = function.close == function.open + 1;
     if (function.body) tokens[function.body].after += " zk_scope zk_within(zk_called);";
     if (reach.variadic(function.name)) {
-      tokens[function.open].after += std::string("zk_site zk_called") + (empty ? "" : ", ");
+      tokens[function.open].after += parameter + (empty ? "" : ", ");
+      continue;
+    }
+    if (bare) {
+      tokens[function.close].after += "(" + by_default + ")";
       continue;
     }
     bool first = gives_defaults(unit, function, &declared);
-    tokens[function.close].before += std::string(empty ? "" : ", ") + "zk_site zk_called" +
-                                     (first ? std::string(" = ") + site : "");
+    tokens[function.close].before += (empty ? "" : ", ") + (first ? by_default : parameter);
   }
 }
 
