@@ -258,6 +258,42 @@ def test_collectives_in_conditions_and_in_steps_of_a_loop() -> None:
     assert run(source, output=(32, mx.uint32), grid=32, group=32).tolist() == [10] * 32
 
 
+def test_conditions_of_a_loop_that_declare() -> None:
+    source = """
+        uint lane = thread_index_in_simdgroup, sum = 0, left = 1 + lane % 2, k = 0;
+        while (uint n = left) { left -= 1; if (lane % 2 == n - 1) continue; sum += simd_sum(n); }
+        for (; thread uint* p = k < 2 ? &k : nullptr; ++k) {
+            if ((lane + *p) % 2) continue;
+            sum += 100 * simd_sum(1);
+        }
+        while (bool more = simd_any(left < 2)) { left += more; sum += 1000; }
+        out[lane] = sum;
+    """
+    result = run(source, output=(32, mx.uint32), grid=32, group=32)
+    assert result.tolist() == [3600, 3616] * 16
+
+
+def test_an_else_behind_a_loop_over_a_range() -> None:
+    source = """
+        uint lane = thread_index_in_simdgroup, a[2] = {1, 2}, sum = 0;
+        if (lane < 10) for (auto v : a) if (v == 1) sum += simd_sum(v); else continue;
+        else sum = 77;
+        out[lane] = sum;
+    """
+    result = run(source, output=(32, mx.uint32), grid=32, group=32)
+    assert result.tolist() == [10] * 10 + [77] * 22
+
+
+def test_a_helper_whose_list_says_that_it_is_empty() -> None:
+    source = """
+        uint lane = thread_index_in_simdgroup;
+        out[lane] = lane < 10 ? total() : total();
+    """
+    header = "uint total(void);\nuint total(void) { return simd_sum(1); }"
+    result = run(source, output=(32, mx.uint32), grid=32, group=32, header=header)
+    assert result.tolist() == [10] * 10 + [22] * 22
+
+
 def test_short_circuits_leave_lanes_out_of_a_vote() -> None:
     source = """
         uint lane = thread_index_in_simdgroup;

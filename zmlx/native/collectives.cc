@@ -77,7 +77,9 @@ void pass_site(Unit& unit, const Reach& reach) {
         (function.lambda && is_variadic(unit, function))) {
       continue;
     }
-    bool empty = function.close == function.open + 1;
+    bool none = function.close == function.open + 2 && tokens[function.open + 1].is("void");
+    if (none) tokens[function.open + 1].dropped = true;  // f(void)
+    bool empty = none || function.close == function.open + 1;
     if (function.body) tokens[function.body].after += " zk_scope zk_within(zk_called);";
     if (reach.variadic(function.name)) {
       tokens[function.open].after += parameter + (empty ? "" : ", ");
@@ -137,6 +139,22 @@ void rewrite_calls(Unit& unit, const Reach& reach) {
   }
 }
 
+// The `=` of a condition begin … end that declares a variable, `while (int a = b)`, or none.
+size_t declared_in(const Unit& unit, size_t begin, size_t end) {
+  auto& tokens = unit.tokens;
+  for (size_t i = begin + 1; i < end; ++i) {
+    auto& type = tokens[i - 2];
+    bool typed = type.kind == Token::word || type.is_any({">", "*", "&"});
+    if (tokens[i].is("=") && i > begin + 2) {
+      bool declares = typed && tokens[begin + 1].kind == Token::word &&
+                      tokens[i - 1].kind == Token::word;
+      return declares ? i : Outline::none;
+    }
+    if (tokens[i].is_any({"(", "[", "{"})) i = unit.outline.partner[i];
+  }
+  return Outline::none;
+}
+
 // for (a; b; c) d  ->  for (zk_loop …; once;) for (a; turn() && (b); c) d
 // An outer `for` keeps the loop one statement, so that no `else` changes its partner. Where threads
 // meet in c, which stands before d and comes after it, it counts as a turn, too.
@@ -162,12 +180,18 @@ void count_turns(Unit& unit, size_t loop, const Reach& reach) {
       if (tokens[i].is(";")) (begin ? end : begin) = i;
     }
     if (!end) {  // over a range
-      tokens[close].after += " if (zk_turns.turn(); true)";
+      tokens[close].after += " { zk_turns.turn();";
+      tokens[outline.statement_end(close + 1)].after += " }";
       return;
     }
   }
   bool endless = begin + 1 == end;
-  tokens[begin].after += endless ? " zk_turns.turn()" : " zk_turns.turn() && (";
+  size_t equals = declared_in(unit, begin, end);
+  if (equals != Outline::none) {
+    tokens[equals].after += " (zk_turns.turn(),";
+  } else {
+    tokens[begin].after += endless ? " zk_turns.turn()" : " zk_turns.turn() && (";
+  }
   if (!endless) tokens[end].before = ")" + tokens[end].before;
   if (end != close && reach.called_within(end, close)) tokens[end].after += " zk_turns.turn(),";
 }
