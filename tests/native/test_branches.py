@@ -85,6 +85,12 @@ CALLS = {
         "return Z{(float)(x) + metal::max(b.x, 0.0f)}; } };",
         "auto total = [](int a) { return simd_sum(a); }; int max = 0; Z one{1};",
     ),
+    "beside an operator that makes what it returns": apart(
+        "total(v + int((C(1) + C(-1)).x))",
+        "struct C { float x; C(float x) : x(x) {}\n"
+        "C operator+(C b) const thread { return C(x + b.x); } };",
+        "auto total = [](int a) { return simd_sum(a); };",
+    ),
     "of a lambda that is handed on": apart(
         "apply(total, v)", APPLY, "auto total = [](int a) { return simd_sum(a); };"
     ),

@@ -228,7 +228,7 @@ void Reach::find_variables() {
     if (previous.is("namespace") && !opened) namespaces_.insert(tokens[i].text);
     bool named = names_type(previous) && !previous.is("namespace") && !next.is("::");
     if (named) named_.insert(tokens[i].text);
-    if (!declares(i) || functions.count(i + 1)) continue;
+    if (!declares(i) || functions.count(i + 1) || names_type(previous)) continue;
     auto end = ends.find(i);
     bool parameter = end != ends.end();
     Variable variable;
