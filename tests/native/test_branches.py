@@ -91,6 +91,38 @@ CALLS = {
         "C operator+(C b) const thread { return C(x + b.x); } };",
         "auto total = [](int a) { return simd_sum(a); };",
     ),
+    "beside enumerators of its name": apart(
+        "op == Op::sum ? run<Op::sum>(v, op) : R::sum == R::most ? 1 : width(v)",
+        "enum class Op { sum, most };\n"
+        + SUM
+        + SUM.replace(" sum(", " width(")
+        + "struct R { enum Kind : int { sum, most };\n"
+        "static int go(int a) { return max(a, (sum)); } };\n"
+        "template <Op o> int run(int a, Op op) {\nif (op == Op::sum && o == Op::sum)\n"
+        "return sum(a);\nreturn a; }",
+        "Op op = i < 64 ? Op::sum : Op::most;",
+    ),
+    "beside a static member of its name": apart(
+        "width(v) * (W::width + of<W>())",
+        SUM.replace(" sum(", " width(") + "struct W { static constexpr int width = 1; };\n"
+        "template <typename T> int of() { return width(0) + T::width - 1; }",
+    ),
+    "of one in an inline namespace of a namespace": apart(
+        "run<n::sum>(v)",
+        "namespace n { inline namespace one { " + SUM + "} }\n" + POINTER,
+    ),
+    "of one that a type inherits": apart(
+        "run<S::sum>(v)",
+        "struct B { static " + SUM + "};\nstruct S : B {};\n" + POINTER,
+    ),
+    "of one in what a template stands for": apart(
+        "go<S>(v)",
+        "struct S { static "
+        + SUM
+        + "};\n"
+        + POINTER
+        + "template <typename T> int go(int a) { return run<T::sum>(a); }",
+    ),
     "of a lambda that is handed on": apart(
         "apply(total, v)", APPLY, "auto total = [](int a) { return simd_sum(a); };"
     ),

@@ -113,8 +113,7 @@ bool Reach::handed(size_t i, Handed* handed) const {
     begin = owner;
   }
   bool qualified = begin != i;
-  bool known = qualified ? own_.count(tokens[i].text) > 0
-                         : free_.count(tokens[i].text) && !variable_at(i);
+  bool known = qualified ? owned(i) : free_.count(tokens[i].text) && !variable_at(i);
   auto types = types_.find(tokens[i].text);
   if (!known || types == types_.end() || begin == 0) return false;
   size_t list = outline.angle_end(i + 1);
@@ -141,6 +140,36 @@ bool Reach::handed(size_t i, Handed* handed) const {
   return true;
 }
 
+// Whether some function has the qualified name at token i, for all that the text tells: what a
+// parameter of a template stands for is open, and so is what a type inherits.
+bool Reach::owned(size_t i) const {
+  auto found = owners_.find(unit_.tokens[i].text);
+  if (found == owners_.end()) return false;
+  size_t owner = named_before(i - 2);
+  if (owner == Outline::none) return true;
+  auto& name = unit_.tokens[owner].text;
+  if (closed_.count(name) && !derived_.count(name)) return found->second.count(name) > 0;
+  return found->second.size() > found->second.count("");
+}
+
+// The type or namespace whose braces open at that token, or none at file scope.
+std::string Reach::scope_name(size_t brace) const {
+  auto& tokens = unit_.tokens;
+  auto& outline = unit_.outline;
+  for (size_t i = brace ? outline.statement_begin(brace) : brace; i < brace; ++i) {
+    if (outline.angle_end(i) != Outline::none) i = outline.angle_end(i);
+    if (!tokens[i].is_any({"struct", "class", "union", "namespace"})) continue;
+    bool see_through = tokens[i].is("namespace") &&
+                       (i + 1 == brace || (i > 0 && tokens[i - 1].is("inline")));
+    size_t end = outline.scope_end(brace);
+    if (see_through) return end == Outline::none ? "" : scope_name(outline.partner[end]);
+    size_t name = i + 1;
+    while (tokens[name + 1].is("(")) name = outline.partner[name + 1] + 1;  // alignas(16)
+    return tokens[name].text;
+  }
+  return "";
+}
+
 // The items of a template list; a pack is more than any list holds.
 size_t Reach::list_size(size_t open) const {
   size_t close = unit_.outline.partner[open], size = open + 1 < close;
@@ -158,6 +187,12 @@ void Reach::find_functions() {
   for (auto& function : unit_.outline.functions) {
     if (function.lambda) continue;
     own_.insert(function.name);
+    size_t name = function.open - 1, list_of = unit_.outline.partner[name];
+    if (tokens[name].is(">") && list_of != Outline::none) name = list_of - 1;
+    bool elsewhere = name > 1 && tokens[name - 1].is("::");
+    size_t owner = elsewhere ? named_before(name - 2) : Outline::none;
+    owners_[function.name].insert(owner == Outline::none ? scope_name(function.scope)
+                                                         : tokens[owner].text);
     if (is_variadic(unit_, function)) variadic_.insert(function.name);
     size_t head = function.head;
     bool list = tokens[head].is("template") && tokens[head + 1].is("<");
@@ -219,6 +254,9 @@ void Reach::find_variables() {
   auto ends = parameters();
   std::set<size_t> functions;
   for (auto& function : outline.functions) functions.insert(function.open);
+  for (size_t i = 0; i + 2 < tokens.size(); ++i) {
+    if (tokens[i].is("enum")) find_enumerators(i);
+  }
   Names types;
   for (size_t i = 1; i + 1 < tokens.size(); ++i) {
     if (tokens[i].kind != Token::word) continue;
@@ -228,6 +266,8 @@ void Reach::find_variables() {
     if (previous.is("namespace") && !opened) namespaces_.insert(tokens[i].text);
     bool named = names_type(previous) && !previous.is("namespace") && !next.is("::");
     if (named) named_.insert(tokens[i].text);
+    if (names_type(previous) && next.is("{")) closed_.insert(tokens[i].text);
+    if (names_type(previous) && next.is(":")) derived_.insert(tokens[i].text);
     if (!declares(i) || functions.count(i + 1) || names_type(previous)) continue;
     auto end = ends.find(i);
     bool parameter = end != ends.end();
@@ -245,6 +285,28 @@ void Reach::find_variables() {
   }
   for (auto& type : types) {
     for (auto& variable : variables_[type]) variable.value = false;
+  }
+}
+
+// Enumerators are variables as far as names go.
+void Reach::find_enumerators(size_t i) {
+  auto& tokens = unit_.tokens;
+  auto& outline = unit_.outline;
+  bool scoped = tokens[i + 1].is_any({"class", "struct"});
+  size_t brace = i + 1;
+  while (tokens[brace].kind == Token::word || tokens[brace].is_any({":", "::"})) ++brace;
+  if (!tokens[brace].is("{")) return;
+  if (tokens[i + 1 + scoped].kind == Token::word) closed_.insert(tokens[i + 1 + scoped].text);
+  Variable variable;
+  variable.begin = scoped ? brace : i;
+  variable.end = scoped ? outline.partner[brace] : outline.scope_end(i);
+  variable.member = !scoped && outline.in_type(i);
+  variable.global = variable.member || (!scoped && !outline.function_at(i));
+  if (variable.member) variable.begin = outline.partner[variable.end];
+  for (size_t k = brace + 1; k < outline.partner[brace]; ++k) {
+    bool first = tokens[k - 1].is(",") || k == brace + 1;
+    if (first && tokens[k].kind == Token::word) variables_[tokens[k].text].push_back(variable);
+    if (tokens[k].is_any({"(", "{", "["})) k = outline.partner[k];
   }
 }
 

@@ -64,6 +64,7 @@ class Reach {
   std::map<size_t, size_t> parameters() const;
   bool declares(size_t) const;
   void find_variables();
+  void find_enumerators(size_t);
   void find_indirect();
   const Variable* variable_at(size_t) const;
   bool has_word(size_t begin, size_t end, const char* word) const;
@@ -74,13 +75,17 @@ class Reach {
   bool take(const Function&);
   bool take_values();
   size_t list_size(size_t open) const;
+  bool owned(size_t) const;
+  std::string scope_name(size_t brace) const;
 
   Unit& unit_;
   const Library& library_;
   Names names_;
   // Functions of the text: all, those outside types, those at file scope, those with packs.
   Names own_, free_, global_, variadic_;
-  std::map<std::string, Names> types_;  // of the functions of a name
+  std::map<std::string, Names> types_;   // of the functions of a name
+  std::map<std::string, Names> owners_;  // the types and namespaces of the functions of a name
+  Names closed_, derived_;               // types and namespaces with braces; types with bases
   std::map<std::string, size_t> open_;  // how many arguments a template has
   std::map<std::string, std::vector<Variable>> variables_;
   Names named_, namespaces_;            // types of the text; its namespaces
