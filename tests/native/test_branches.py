@@ -123,6 +123,31 @@ CALLS = {
         + POINTER
         + "template <typename T> int go(int a) { return run<T::sum>(a); }",
     ),
+    "behind heads of statements that hide it": apart(
+        "run(sum, v) + n - 24",
+        SUM + "template <typename F> int run(F f, int a) { return f(a); }",
+        "int n = 0; for (int sum = 5; sum > 0; --sum) n += max(sum, 0);\n"
+        "if (int sum = n) n += max(sum, 0) - 10; while (int sum = 24 - n) n += max(sum, 0);\n"
+        "int one[1] = {1}; for (auto sum : one) n += max(sum, 0) - 1;",
+    ),
+    "beside bindings of its name": apart(
+        "sum(v) + n - 7",
+        SUM + "struct S { int a, b; };",
+        "int n = 0; { S s{5, 6}; auto [sum, other] = s; n += max(sum, other); }\n"
+        "{ S s{5, 6}; thread auto& [other, sum] = s; n += max(sum, other) - 5; }",
+    ),
+    "beside captures of its name": apart(
+        "sum(v) + g() + h() - 10",
+        SUM,
+        "auto g = [sum = 5] { return max(sum, 0); };\n"
+        "int five = 5; auto h = [&sum = five](int a = 0) { return max(sum, a); };",
+    ),
+    "beside members of its name that a type inherits": apart(
+        "sum(v) + t.g() - 5",
+        SUM + "struct B { int sum; }; struct S : B {};\n"
+        "struct T : public S { int g() const thread { return max(sum, 0); } };",
+        "T t; t.sum = 5;",
+    ),
     "of a lambda that is handed on": apart(
         "apply(total, v)", APPLY, "auto total = [](int a) { return simd_sum(a); };"
     ),

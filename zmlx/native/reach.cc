@@ -69,6 +69,7 @@ bool is_number_type(const Token& token) {
 Reach::Reach(Unit& unit, const Library& library)
     : unit_(unit), library_(library), names_(collectives()) {
   find_functions();
+  find_types();
   find_variables();
   find_indirect();
   bool grew = true;
@@ -247,6 +248,19 @@ bool Reach::declares(size_t i) const {
   return typed && (last || next.is_any({";", "=", ",", ")", "[", "{", "(", ":"}));
 }
 
+void Reach::find_types() {
+  auto& tokens = unit_.tokens;
+  for (size_t i = 1; i + 1 < tokens.size(); ++i) {
+    if (tokens[i].kind != Token::word || !names_type(tokens[i - 1])) continue;
+    auto &previous = tokens[i - 1], &next = tokens[i + 1];
+    bool opened = i > 1 && tokens[i - 2].is("using");
+    if (previous.is("namespace") && !opened) namespaces_.insert(tokens[i].text);
+    if (!previous.is("namespace") && !next.is("::")) named_.insert(tokens[i].text);
+    if (next.is("{")) closed_.insert(tokens[i].text);
+    if (next.is(":")) derived_.insert(tokens[i].text);
+  }
+}
+
 // A type before a bracket is no call of a variable.
 void Reach::find_variables() {
   auto& tokens = unit_.tokens;
@@ -256,23 +270,18 @@ void Reach::find_variables() {
   for (auto& function : outline.functions) functions.insert(function.open);
   for (size_t i = 0; i + 2 < tokens.size(); ++i) {
     if (tokens[i].is("enum")) find_enumerators(i);
+    if (tokens[i].is("[")) find_bindings(i);
   }
   Names types;
   for (size_t i = 1; i + 1 < tokens.size(); ++i) {
     if (tokens[i].kind != Token::word) continue;
     auto &previous = tokens[i - 1], &next = tokens[i + 1];
     if (next.kind == Token::word || names_type(previous)) types.insert(tokens[i].text);
-    bool opened = i > 1 && tokens[i - 2].is("using");
-    if (previous.is("namespace") && !opened) namespaces_.insert(tokens[i].text);
-    bool named = names_type(previous) && !previous.is("namespace") && !next.is("::");
-    if (named) named_.insert(tokens[i].text);
-    if (names_type(previous) && next.is("{")) closed_.insert(tokens[i].text);
-    if (names_type(previous) && next.is(":")) derived_.insert(tokens[i].text);
     if (!declares(i) || functions.count(i + 1) || names_type(previous)) continue;
     auto end = ends.find(i);
     bool parameter = end != ends.end();
     Variable variable;
-    variable.end = parameter ? end->second : outline.scope_end(i);
+    variable.end = parameter ? end->second : variable_end(i);
     variable.member = !parameter && outline.in_type(i);
     variable.global = variable.member ? has_word(outline.statement_begin(i), i, "static")
                                       : !parameter && !outline.function_at(i);
@@ -285,6 +294,70 @@ void Reach::find_variables() {
   }
   for (auto& type : types) {
     for (auto& variable : variables_[type]) variable.value = false;
+  }
+  for (size_t i = 1; i + 1 < tokens.size(); ++i) {
+    if (tokens[i - 1].is_any({"struct", "class"}) && tokens[i + 1].is(":")) inherit(i + 1);
+  }
+}
+
+// Where the variable's name at token i ends: with its scope, or with the statement whose head
+// declares it.
+size_t Reach::variable_end(size_t i) const {
+  auto& tokens = unit_.tokens;
+  auto& outline = unit_.outline;
+  for (size_t k = i; k-- > 1;) {
+    if (tokens[k].is("{")) break;
+    if (tokens[k].is_any({")", "]", "}"})) k = outline.partner[k];
+    if (!tokens[k].is("(") || !tokens[k - 1].is_any({"for", "if", "while", "switch"})) continue;
+    if (outline.partner[k] > i) return outline.statement_end(k - 1);
+  }
+  return outline.scope_end(i);
+}
+
+// auto [a, b] = c, and the captures [a = b] of a lambda.
+void Reach::find_bindings(size_t open) {
+  auto& tokens = unit_.tokens;
+  size_t close = unit_.outline.partner[open];
+  bool bound = open > 1 && (tokens[open - 1].is("auto") ||
+                            (tokens[open - 1].is_any({"&", "&&"}) && tokens[open - 2].is("auto")));
+  Variable variable;
+  variable.value = true;
+  variable.begin = close;
+  variable.end = Outline::none;
+  if (bound) variable.end = variable_end(open);
+  for (auto& function : unit_.outline.functions) {
+    if (!bound && function.lambda && function.head == open) variable.end = function.end;
+  }
+  if (!bound && variable.end == Outline::none) return;
+  for (size_t i = open + 1; i < close; ++i) {
+    bool named = tokens[i].kind == Token::word && (bound || tokens[i + 1].is("="));
+    if (named) variables_[tokens[i].text].push_back(variable);
+    if (tokens[i].is_any({"(", "{", "["})) i = unit_.outline.partner[i];
+  }
+}
+
+// The members of the types behind the `:` of another are its own; those of a template are not seen
+// without `this`.
+void Reach::inherit(size_t colon) {
+  auto& tokens = unit_.tokens;
+  size_t brace = colon;
+  Names bases;
+  for (; brace + 1 < tokens.size() && !tokens[brace].is_any({"{", ";"}); ++brace) {
+    if (unit_.outline.angle_end(brace + 1) != Outline::none) {
+      brace = unit_.outline.angle_end(brace + 1);
+    } else if (tokens[brace].kind == Token::word) {
+      bases.insert(tokens[brace].text);
+    }
+  }
+  if (!tokens[brace].is("{")) return;
+  for (auto& [name, variables] : variables_) {
+    for (size_t i = variables.size(); i-- > 0;) {
+      Variable variable = variables[i];
+      if (!variable.member || !bases.count(scope_name(variable.begin))) continue;
+      variable.begin = brace;
+      variable.end = unit_.outline.partner[brace];
+      variables.push_back(variable);
+    }
   }
 }
 

@@ -63,8 +63,12 @@ class Reach {
   void find_functions();
   std::map<size_t, size_t> parameters() const;
   bool declares(size_t) const;
+  void find_types();
   void find_variables();
+  size_t variable_end(size_t) const;
   void find_enumerators(size_t);
+  void find_bindings(size_t open);
+  void inherit(size_t colon);
   void find_indirect();
   const Variable* variable_at(size_t) const;
   bool has_word(size_t begin, size_t end, const char* word) const;
