@@ -19,7 +19,7 @@ import numpy as np
 
 PRELUDE = Path(__file__).parents[1] / "zmlx" / "native" / "prelude"
 #: Sections of the collectives: what they hold is tested with the runtime that they call.
-COLLECTIVE = {"fiber", "simd_fiber", "simd_one", "threadgroup", "handed"}
+COLLECTIVE = {"fiber", "simd_fiber", "simd_one", "threadgroup", "handed", "constructors"}
 FLAGS = [
     "-std=c++20",
     "-fPIC",

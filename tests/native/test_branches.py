@@ -29,6 +29,7 @@ def apart(call: str, header: str, before: str = "", values: Sequence[int] = SUMS
 
 SUM = "inline int sum(int a) { return simd_sum(a); }\n"
 OBJECT = "struct Sum { int operator()(int a) const thread { return simd_sum(a); } };\n"
+MADE = "struct Made { int sum; Made(int a) : sum(simd_sum(a)) {} };\n"
 APPLY = "template <typename F> int apply(F f, int a) { return f(a); }\n"
 
 #: A function that is a template argument of some type.
@@ -283,6 +284,58 @@ CALLS = {
         "int v = int(i);\nif (i < 16) { Made a(v); r = a.sum; } else { Made b{v}; r = b.sum; }",
         np.array(SUMS),
         "struct Made { int sum; Made(int a) {\nsum = simd_sum(a); } };",
+        threads=32,
+        together=True,
+    ),
+    "of a constructor, before its body": apart("Made(v).sum", MADE),
+    "of a constructor outside its class": apart(
+        "Made(v).sum",
+        "struct Made { int sum; Made(int a); };\nMade::Made(int a) : sum(simd_sum(a)) {}",
+    ),
+    "of a constructor of a member": apart(
+        "Holds(v).made.sum", MADE + "struct Holds { Made made; Holds(int a) : made{a} {} };"
+    ),
+    "of a constructor of a base": apart(
+        "Holds(v).sum", MADE + "struct Holds : Made { Holds(int a) : Made(a) {} };"
+    ),
+    "of a constructor by a lambda": apart(
+        "Holds(total, v).sum",
+        "template <typename F> struct Holds { int sum; Holds(F f, int a) : sum(f(a)) {} };",
+        "auto total = [](int a) { return simd_sum(a); };",
+    ),
+    "of a constructor that a member needs": apart(
+        "Holds(v).sum",
+        "struct One { int one; One() : one(simd_sum(1) / 16) {} };\n"
+        "struct Holds { One one; int sum; Holds(int a) { sum = one.one * simd_sum(a); } };",
+    ),
+    "of a constructor by what a function returns": apart(
+        "make(v).sum", MADE + "Made make(int a) { return {a}; }"
+    ),
+    "of constructors on one line": Row(
+        "int v = int(i); r = i < 16 ? Made{v}.sum : Made{v}.sum;",
+        np.array(SUMS),
+        MADE,
+        threads=32,
+        together=True,
+    ),
+    "of constructors between others": Row(
+        "int v = int(i);\nr = max(i < 16 ? Made(v).sum : 0, simd_sum(1)) + simd_sum(1);",
+        np.array([120 + 32] * 16 + [32 + 32] * 16),
+        MADE,
+        threads=32,
+        together=True,
+    ),
+    "of a default argument on one line": Row(
+        "r = i < 16 ? count() : count();",
+        16,
+        "int count(int a = simd_sum(1)) { return a; }",
+        threads=32,
+        together=True,
+    ),
+    "of a member's value on one line": Row(
+        "if (i < 16) { Counts c{}; r = c.n; } else { Counts c{}; r = c.n; }",
+        16,
+        "struct Counts { int n = simd_sum(1); };",
         threads=32,
         together=True,
     ),

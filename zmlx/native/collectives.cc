@@ -56,12 +56,20 @@ bool points_to_functions(const Tokens& tokens) {
   return false;
 }
 
+// Whether the function is a constructor, in its class or outside.
+bool constructs(const Unit& unit, const Function& function) {
+  if (is_constructor(unit, function)) return true;
+  bool outside = !function.lambda && function.open > 2 && unit.tokens[function.open - 2].is("::");
+  if (!outside) return false;
+  size_t owner = function.open - 3, list = unit.outline.partner[owner];
+  if (list != Outline::none && unit.tokens[owner].is(">")) owner = list - 1;
+  return unit.tokens[owner].text == function.name;
+}
+
 // Adds the parameter that tells a helper which line called it.
 void pass_site(Unit& unit, const Reach& reach) {
   auto& tokens = unit.tokens;
   std::set<std::string> declared;
-  const std::string parameter = "zk_site zk_called";
-  const std::string by_default = parameter + " = " + site;
   bool pointers = points_to_functions(tokens);
   for (auto& function : unit.outline.functions) {
     bool object = (function.lambda || is_call_operator(unit, function)) && reach.names(objects) &&
@@ -80,7 +88,13 @@ void pass_site(Unit& unit, const Reach& reach) {
     bool none = function.close == function.open + 2 && tokens[function.open + 1].is("void");
     if (none) tokens[function.open + 1].dropped = true;  // f(void)
     bool empty = none || function.close == function.open + 1;
-    if (function.body) tokens[function.body].after += " zk_scope zk_within(zk_called);";
+    bool constructor = constructs(unit, function);
+    const std::string parameter = constructor ? "zk_entry zk_called" : "zk_site zk_called";
+    const std::string by_default = parameter + " = " + site;
+    if (function.body) {
+      tokens[function.body].after += constructor ? " zk_leaving zk_within{zk_called};"
+                                                 : " zk_scope zk_within(zk_called);";
+    }
     if (reach.variadic(function.name)) {
       tokens[function.open].after += parameter + (empty ? "" : ", ");
       continue;

@@ -77,20 +77,46 @@ Reach::Reach(Unit& unit, const Library& library)
     grew = false;
     for (auto& function : unit.outline.functions) grew |= take(function);
     grew |= take_values();
+    grew |= take_types();
   }
 }
 
 bool Reach::called(size_t i) const {
   auto& tokens = unit_.tokens;
   if (names(objects) && indirect_.count(i)) return true;
+  if (tokens[i].is("{") && i > 0 && tokens[i - 1].is("return")) return makes_result(i);
   if (tokens[i].kind != Token::word) return false;
+  if (initialised_.count(i)) {
+    const Variable* member = variable_at(i);
+    return names(member ? member->type : tokens[i].text);
+  }
   if (names(tokens[i].text) && unit_.outline.call_at(i) != Outline::none) return true;
+  if (makes_type(i)) return true;
   bool declares = tokens[i + 1].is_any({";", "(", "{", "=", ",", "["});
   size_t type = i - 1;
   if (i > 0 && tokens[type].is(">") && unit_.outline.partner[type] != Outline::none) {
     type = unit_.outline.partner[type] - 1;
   }
   return i > 0 && declares && names(tokens[type].text) && tokens[type].kind == Token::word;
+}
+
+// S{…} or S<T>{…}
+bool Reach::makes_type(size_t i) const {
+  auto& text = unit_.tokens[i].text;
+  if (!names(text) || !named_.count(text)) return false;
+  size_t list = unit_.outline.angle_end(i + 1), brace = list == Outline::none ? i + 1 : list + 1;
+  return unit_.tokens[brace].is("{") && !bodies_.count(brace) && !unit_.outline.in_type(brace + 1);
+}
+
+// Whether the values behind `return` make an object, by the function's type.
+bool Reach::makes_result(size_t brace) const {
+  const Function* function = unit_.outline.function_at(brace);
+  if (!function || function->lambda) return false;
+  for (size_t i = function->head; i + 1 < function->open; ++i) {
+    auto& text = unit_.tokens[i].text;
+    if (names(text) && named_.count(text)) return true;
+  }
+  return false;
 }
 
 bool Reach::called_within(size_t begin, size_t end) const {
@@ -281,6 +307,8 @@ void Reach::find_variables() {
     auto end = ends.find(i);
     bool parameter = end != ends.end();
     Variable variable;
+    size_t type = named_before(i - 1);
+    if (type != Outline::none) variable.type = tokens[type].text;
     variable.end = parameter ? end->second : variable_end(i);
     variable.member = !parameter && outline.in_type(i);
     variable.global = variable.member ? has_word(outline.statement_begin(i), i, "static")
@@ -420,8 +448,14 @@ void Reach::find_indirect() {
     declarations.insert(function.open);
     if (!function.body) continue;
     bodies_.insert(function.body);
-    bool list = tokens[function.close + 1].is(":");  // of members and their values
-    for (size_t i = function.close; list && i < function.body; ++i) declarations.insert(i);
+    for (size_t i = members_begin(function); i < function.body; ++i) {
+      if (!tokens[i].is_any({"(", "{"})) continue;
+      size_t list = partner[i - 1];
+      bool instance = tokens[i - 1].is(">") && list != Outline::none;
+      initialised_.insert(instance ? list - 1 : i - 1);
+      declarations.insert(i);
+      i = partner[i];
+    }
   }
   auto parameters = this->parameters();
   for (size_t open = 4; open < tokens.size(); ++open) {
@@ -435,6 +469,13 @@ void Reach::find_indirect() {
     if (!variable || variable_at(name)->value) through_values_[begin] = open;
     if (!variable && makes_object(open)) objects_.insert(begin);
   }
+}
+
+// Where a constructor's list of members and their values begins, or its body.
+size_t Reach::members_begin(const Function& function) const {
+  auto& tokens = unit_.tokens;
+  bool list = !function.lambda && tokens[function.close + 1].is(":");
+  return list ? function.close + 1 : function.body;
 }
 
 bool Reach::closes(size_t i) const {
@@ -522,8 +563,9 @@ size_t Reach::callee(size_t open, size_t* name) const {
 }
 
 bool Reach::take(const Function& function) {
-  if (!function.body || function.name == unit_.signature.name) return false;
-  if (!called_within(function.body, function.end)) return false;
+  if (function.name == unit_.signature.name) return false;
+  bool within = function.body && called_within(members_begin(function), function.end);
+  if (!within && !defaults_call(function)) return false;
   if (function.lambda || is_call_operator(unit_, function)) {
     bool grew = names_.insert(objects).second;
     return function.name.empty() || function.name == "operator"
@@ -537,6 +579,32 @@ bool Reach::take(const Function& function) {
   }
   if (!unit_.outline.in_type(function.head)) free_.insert(function.name);
   return names_.insert(function.name).second;
+}
+
+// Whether what an argument is by default is a call: f(int a = simd_sum(1)).
+bool Reach::defaults_call(const Function& function) const {
+  size_t i = function.open;
+  while (i < function.close && !unit_.tokens[i].is("=")) ++i;
+  return !function.lambda && called_within(i, function.close);
+}
+
+// Types whose members are calls by default.
+bool Reach::take_types() {
+  auto& outline = unit_.outline;
+  size_t size = names_.size();
+  auto of_function = [&](size_t i) {
+    for (auto& function : outline.functions) {
+      size_t end = function.body ? function.end : function.close;
+      if (function.head <= i && i < end) return true;
+    }
+    return false;
+  };
+  for (size_t i = 1; i < unit_.tokens.size(); ++i) {
+    if (!called(i) || !outline.in_type(i) || of_function(i)) continue;
+    auto name = scope_name(outline.partner[outline.scope_end(i)]);
+    if (!name.empty()) names_.insert(name);
+  }
+  return names_.size() > size;
 }
 
 bool Reach::take_values() {

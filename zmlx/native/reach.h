@@ -55,6 +55,7 @@ class Reach {
   // What the tokens begin … end may name.
   struct Variable {
     size_t begin = 0, end = 0;
+    std::string type;
     bool member = false;  // of a type
     bool global = false;  // outside functions, or of a type itself
     bool value = false;   // which may be a function, for all that the text tells
@@ -77,7 +78,12 @@ class Reach {
   bool makes_object(size_t open) const;
   size_t callee(size_t open, size_t* name) const;
   bool take(const Function&);
+  bool take_types();
   bool take_values();
+  bool defaults_call(const Function&) const;
+  bool makes_type(size_t) const;
+  bool makes_result(size_t brace) const;
+  size_t members_begin(const Function&) const;
   size_t list_size(size_t open) const;
   bool owned(size_t) const;
   std::string scope_name(size_t brace) const;
@@ -94,6 +100,7 @@ class Reach {
   std::map<std::string, std::vector<Variable>> variables_;
   Names named_, namespaces_;            // types of the text; its namespaces
   std::set<size_t> bodies_;             // of functions
+  std::set<size_t> initialised_;        // names of members and bases before a constructor's body
   std::set<size_t> indirect_;           // where calls of variables and of other values begin
   std::set<size_t> objects_;            // those of objects made there
   std::map<size_t, size_t> through_values_;
