@@ -93,8 +93,8 @@ CALLS = {
         "auto total = [](int a) { return simd_sum(a); };",
     ),
     "beside enumerators of its name": apart(
-        "op == Op::sum ? run<Op::sum>(v, op) : R::sum == R::most ? 1 : width(v)",
-        "enum class Op { sum, most };\n"
+        "op == Op::sum ? run<Op::sum>(v, op) + n::sum() : R::sum == R::most ? 1 : width(v)",
+        "enum class Op : int { sum, most };\nnamespace n { int sum() { return 0; } }\n"
         + SUM
         + SUM.replace(" sum(", " width(")
         + "struct R { enum Kind : int { sum, most };\n"

@@ -34,7 +34,8 @@ bool names_type(const Token& token) {
 // Words that a bracket follows without being called.
 bool precedes_bracket(const Token& token) {
   return token.is_any({"if", "for", "while", "switch", "constexpr", "sizeof", "alignof", "alignas",
-                       "decltype", "noexcept", "operator", "void", "and", "or", "not"});
+                       "decltype", "noexcept", "operator", "void", "and", "or", "not", "_Pragma",
+                       "__attribute__"});
 }
 
 bool qualifies(const Token& token) {
@@ -283,7 +284,8 @@ void Reach::find_types() {
     if (previous.is("namespace") && !opened) namespaces_.insert(tokens[i].text);
     if (!previous.is("namespace") && !next.is("::")) named_.insert(tokens[i].text);
     if (next.is("{")) closed_.insert(tokens[i].text);
-    if (next.is(":")) derived_.insert(tokens[i].text);
+    bool values = previous.is("enum") || (i > 1 && tokens[i - 2].is("enum"));
+    if (next.is(":") && !values) derived_.insert(tokens[i].text);
   }
 }
 
