@@ -332,6 +332,13 @@ CALLS = {
         threads=32,
         together=True,
     ),
+    "of a default argument of a template that is defined later": apart(
+        "count() * v / v",
+        "template <typename T = int> T count(T a = simd_sum(1));\n"
+        "template <typename T> T count(T a) { return a; }",
+        "v += 1;",
+        [16] * 32,
+    ),
     "of a member's value on one line": Row(
         "if (i < 16) { Counts c{}; r = c.n; } else { Counts c{}; r = c.n; }",
         16,

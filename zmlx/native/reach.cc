@@ -585,6 +585,8 @@ bool Reach::take(const Function& function) {
 
 // Whether what an argument is by default is a call: f(int a = simd_sum(1)).
 bool Reach::defaults_call(const Function& function) const {
+  // A template's definition does not repeat its defaults, and is not known for the same function.
+  if (!function.body && has_word(function.head, function.open, "=")) return false;
   size_t i = function.open;
   while (i < function.close && !unit_.tokens[i].is("=")) ++i;
   return !function.lambda && called_within(i, function.close);
