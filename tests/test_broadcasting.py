@@ -1,5 +1,7 @@
 """How operands of expressions and jitted functions broadcast."""
 
+import linecache
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -138,3 +140,22 @@ def test_more_elements_than_64_bits_count():
         zmlx.expression("x * x")(x)
     with pytest.raises(ValueError, match=r"\[swiglu\] arrays must be smaller than 2\^60"):
         zmlx.kernels.swiglu(x, x)
+
+
+def jitted_product(names):
+    """`jit` reads the source of a function, which a notebook's cell would have."""
+    name, source = "<product>", f"def g({', '.join(names)}):\n    return {' * '.join(names)}\n"
+    linecache.cache[name] = len(source), None, source.splitlines(True), name
+    scope = {}
+    exec(compile(source, name, "exec"), scope)
+    return zmlx.jit(scope["g"])
+
+
+@pytest.mark.parametrize("count", [14, 15, 26])
+def test_gradients_of_many_operands_fit_the_buffers_of_their_launches(count):
+    names = [f"x{i}" for i in range(count)]
+    values = [mx.random.normal((3, 40)) + 4 for _ in names[1:]] + [mx.random.normal((40,)) + 4]
+    for function in (zmlx.expression(" * ".join(names), inputs=names), jitted_product(names)):
+        got = mx.grad(lambda *v, f=function: f(*v).log().sum(), tuple(range(count)))(*values)
+        for dx, x in zip(got, values, strict=True):
+            close(dx, 1 / x if x.ndim == 2 else 3 / x, 1e-4)

@@ -30,8 +30,8 @@ from .broadcasting import (
     each_kind,
     elementwise_pattern,
     gradient_dtypes,
+    gradients_of,
     operands_of,
-    scattered,
     unused_name,
 )
 from .codegen import Let, Operand, Output, free_names
@@ -132,7 +132,7 @@ class ExpressionFunction(BroadcastFunction):
                 if not e.is_condition
             ]
             which = tuple(sorted(wanted))
-            return scattered(backward(which)(*primals, *some), which, primals, kinds)
+            return gradients_of(backward, which, primals, some, kinds)
 
         def kernel(vjp: Rule | None, reference: Reference | None = None) -> PatternKernel:
             return PatternKernel(

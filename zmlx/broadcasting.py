@@ -7,7 +7,7 @@ is read where it lies, so that nothing is expanded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -18,9 +18,13 @@ import numpy as np
 from .arguments import FLOATING, check_array, number_for
 from .codegen import Columnwise, Elementwise, Let, Operand, Output, Pass, Reduce, Rowwise
 from .metal import scalar
+from .packed import MOST_BUFFERS
 from .pattern import DtypeRule, PatternKernel
 from .targets import cpu
 from .transforms import Arrays
+
+#: Numbers that a launch takes beside its arrays, at most.
+_MOST_NUMBERS = 3
 
 _COLUMN_SUM = PatternKernel(
     "sum_rows", Columnwise((Operand("x"),), (Output("y", "x"),)), (mx.float32,)
@@ -228,14 +232,23 @@ def reduced(gradient: mx.array, primal: mx.array, kind: str) -> mx.array:
     return sum_rows(gradient, primal) if kind == "column" else gradient
 
 
-def scattered(
-    gradients: Any, wanted: Sequence[int], primals: Arrays, kinds: Sequence[str]
+def gradients_of(
+    backward: Callable[[tuple[int, ...]], Callable[..., Any]],
+    wanted: Sequence[int],
+    primals: Arrays,
+    cotangents: Sequence[mx.array],
+    kinds: Sequence[str],
 ) -> list[mx.array | None]:
-    """A kernel's gradients per element of the `wanted` inputs as one entry per input."""
+    """One entry per primal, by the kernels that `backward` has for some of the `wanted` ones; of
+    many arrays each takes as many as there are buffers for."""
+    room = max(1, MOST_BUFFERS - _MOST_NUMBERS - len(primals) - len(cotangents))
     found: list[mx.array | None] = [None] * len(primals)
-    several = (gradients,) if len(wanted) == 1 else gradients
-    for i, gradient in zip(wanted, several, strict=True):
-        found[i] = reduced(gradient, primals[i], kinds[i])
+    for begin in range(0, len(wanted), room):
+        which = tuple(wanted[begin : begin + room])
+        got = backward(which)(*primals, *cotangents)
+        several = (got,) if len(which) == 1 else got
+        for i, gradient in zip(which, several, strict=True):
+            found[i] = reduced(gradient, primals[i], kinds[i])
     return found
 
 

@@ -15,8 +15,8 @@ from ..broadcasting import (
     each_kind,
     elementwise_pattern,
     gradient_dtypes,
+    gradients_of,
     operands_of,
-    scattered,
     unused_name,
 )
 from ..codegen import Let, Operand, Output
@@ -60,7 +60,7 @@ class Launch(BroadcastFunction):
             which = tuple(i for i in sorted(wanted) if names[i] in floats)
             if not which:
                 return [None] * len(primals)
-            return scattered(backward(which)(*primals, *some), which, primals, kinds)
+            return gradients_of(backward, which, primals, some, kinds)
 
         @cache
         def backward(wanted: tuple[int, ...]) -> PatternKernel:
