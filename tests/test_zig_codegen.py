@@ -52,17 +52,34 @@ def as_json(pattern: Pattern) -> dict[str, Any]:
 
 #: Few names, so that expressions reach lets, lets reach lets, and names collide with each other and
 #: with what a body adds to them.
-NAMES = st.sampled_from(["x", "y", "w", "total", "a1", "_t2", "drop", "mean", "x_sum", "y_out"])
-#: Mostly names that are allowed.
-ODD_NAMES = st.one_of(
-    NAMES,
-    NAMES,
-    NAMES,
-    st.sampled_from(
-        [*sorted(RESERVED), "thread", "", "1x", "é", "xé", "a'b", 'a"b', "a'b\"c", "x\n", "a b"]
-    ),
-    st.builds(str.__add__, NAMES, st.sampled_from(SUFFIXES)),
-    st.text(max_size=3),
+NAMES = st.sampled_from(
+    ["x", "y", "w", "total", "a1", "_t2", "drop", "mean"] * 10 + ["x_sum", "y_out"]
+)
+#: Mostly names that are allowed: a pattern has many, and one that is not is its end.
+ODD_NAMES = st.integers(0, 30).flatmap(
+    lambda n: (
+        NAMES
+        if n
+        else st.one_of(
+            st.sampled_from(
+                [
+                    *sorted(RESERVED),
+                    "thread",
+                    "",
+                    "1x",
+                    "é",
+                    "xé",
+                    "a'b",
+                    'a"b',
+                    "a'b\"c",
+                    "x\n",
+                    "a b",
+                ]
+            ),
+            st.builds(str.__add__, NAMES, st.sampled_from(SUFFIXES)),
+            st.text(max_size=3),
+        )
+    )
 )
 #: Pieces that meet in odd ways: members, suffixes of numbers, braces, quotes, letters that are not
 #: ASCII.
@@ -76,35 +93,45 @@ PIECES = st.one_of(
 )  # fmt: skip
 EXPRESSIONS = st.lists(PIECES, max_size=7).map("".join)
 TYPES = st.sampled_from(["float", "int", "uint64_t", "bool", "half"])
-PARTS = st.integers(0, 3)
+#: A part and its parts; mostly some that are.
+PARTS = st.sampled_from(
+    [(0, 1)] * 20 + [(0, 2), (1, 2), (2, 3), (2, 4)] * 4 + [(0, 0), (1, 1), (3, 2)]
+)
 ARRAYS = st.sampled_from(["", "", "", "packed", "logits"])
 
 
 def operands(kinds: tuple[str, ...]) -> st.SearchStrategy[tuple[Operand, ...]]:
     one = st.builds(
-        Operand,
+        lambda name, kind, type_, array, part, index: Operand(
+            name, kind, type_, array, *part, index
+        ),
         ODD_NAMES,
         st.sampled_from(kinds),
         TYPES,
         ARRAYS,
         PARTS,
-        st.integers(1, 4),
         st.one_of(st.just(""), NAMES),
     )
     return st.lists(one, max_size=4).map(tuple)
 
 
+def every_part(
+    name: str, expr: str, kind: str, array: str, part: tuple[int, int], odd: int
+) -> tuple[Output, ...]:
+    """An output, and mostly one for each other part of its array."""
+    one = Output(name, expr, kind, array, *part)
+    if not odd:
+        return (one,)
+    rest = [Output(f"{name}{k}", expr, kind, array or name, k, one.parts)
+            for k in range(one.parts) if k != one.part]  # fmt: skip
+    return (one, *rest)
+
+
 def outputs(kinds: tuple[str, ...]) -> st.SearchStrategy[tuple[Output, ...]]:
     one = st.builds(
-        Output,
-        ODD_NAMES,
-        EXPRESSIONS,
-        st.sampled_from(kinds),
-        ARRAYS,
-        PARTS,
-        st.integers(1, 4),
+        every_part, ODD_NAMES, EXPRESSIONS, st.sampled_from(kinds), ARRAYS, PARTS, st.integers(0, 9)
     )
-    return st.lists(one, max_size=3).map(tuple)
+    return st.lists(one, max_size=3).map(lambda some: sum(some, ()))
 
 
 LETS = st.lists(
@@ -131,7 +158,7 @@ ELEMENTWISE = st.tuples(operands(ALL_KINDS), outputs(("full",)), LETS)
 COLUMNWISE = st.tuples(operands(ALL_KINDS), outputs(("row",)), LETS)
 ROWWISE = st.tuples(
     operands(ALL_KINDS),
-    outputs(("row", "row", "per_row", "column", "full")),
+    outputs(("row", "row", "row", "row", "per_row", "per_row", "column", "full")),
     st.lists(PASSES, max_size=3).map(tuple),
     LETS,
     st.lists(NAMES, max_size=2).map(tuple),
@@ -269,6 +296,18 @@ def test_the_named_patterns_are_the_same(generator, first, second, op, reduction
         ({"outputs": ()}, "'outputs' must have at least one entry"),
         ({"inputs": (Operand("rows"),)}, "must not be a name of the body itself but got 'rows'"),
         ({"inputs": (Operand("a b"),)}, "must be an identifier but got 'a b'"),
+        ({"inputs": (Operand("x", parts=0),)}, "'parts' must be at least 1 but got 0"),
+        ({"inputs": (Operand("x", part=3),)}, "'part' must be from 0 to 0 but got 3"),
+        (
+            {"inputs": (Operand("a", array="x"), Operand("b", array="x", parts=2))},
+            "'parts' must be the same for all of 'x' but got 1 and 2",
+        ),
+        ({"outputs": (Output("y", "x", part=5, parts=2),)}, "must be from 0 to 1 but got 5"),
+        (
+            {"outputs": (Output("y", "x", part=1, parts=2),)},
+            "'outputs' must have all 2 parts of 'y' but have 1",
+        ),
+        ({"outputs": (Output("y", "x", "full"),)}, "'kind' of 'y' must be row, per_row or column"),
         ({"keep": ("nothing",)}, "'keep' must name operands or lets but got 'nothing'"),
         ({"passes": (Pass((Reduce("m", "median", "x"),)),)}, "'op' must be one of sum, prod"),
     ],

@@ -79,6 +79,8 @@ pub const Pattern = union(enum) {
         if (pattern.outputs().len == 0) {
             return "[codegen] 'outputs' must have at least one entry but got ().";
         }
+        if (try partsProblem(arena, try pattern.inputs(arena))) |reason| return reason;
+        if (try partsProblem(arena, pattern.outputs())) |reason| return reason;
         return switch (pattern) {
             inline else => |p| p.problem(arena),
         };
@@ -146,6 +148,28 @@ pub const Pattern = union(enum) {
         };
     }
 };
+
+/// Why inputs or outputs are no slices of their arrays, or null.
+fn partsProblem(arena: Allocator, items: anytype) Error!?[]const u8 {
+    for (items, 0..) |x, i| {
+        if (x.parts < 1) return "[codegen] 'parts' must be at least 1 but got 0.";
+        if (x.part >= x.parts) return try std.fmt.allocPrint(
+            arena,
+            "[codegen] 'part' must be from 0 to {d} but got {d}.",
+            .{ x.parts - 1, x.part },
+        );
+        for (items[0..i]) |other| {
+            if (x.parts == other.parts) continue;
+            if (!std.mem.eql(u8, x.arrayName(), other.arrayName())) continue;
+            return try std.fmt.allocPrint(
+                arena,
+                "[codegen] 'parts' must be the same for all of {f} but got {d} and {d}.",
+                .{ python.ascii(x.arrayName()), other.parts, x.parts },
+            );
+        }
+    }
+    return null;
+}
 
 fn blank(items: anytype) ?[]const u8 {
     for (items) |item| if (python.isBlank(item.expr)) return item.expr;

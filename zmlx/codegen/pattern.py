@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from .parts import Operand, Output
 from .text import array, unique
@@ -60,6 +60,22 @@ def free_names(names: Iterable[str]) -> dict[str, str]:
     return free
 
 
+def _check_parts(items: Sequence[Operand] | Sequence[Output]) -> None:
+    """Raises unless inputs or outputs are slices of their arrays."""
+    parts: dict[str, int] = {}
+    for x in items:
+        if x.parts < 1:
+            raise ValueError(f"[codegen] 'parts' must be at least 1 but got {x.parts}.")
+        if not 0 <= x.part < x.parts:
+            raise ValueError(f"[codegen] 'part' must be from 0 to {x.parts - 1} but got {x.part}.")
+        known = parts.setdefault(array(x, ""), x.parts)
+        if known != x.parts:
+            raise ValueError(
+                f"[codegen] 'parts' must be the same for all of {array(x, '')!a} but got {known} "
+                f"and {x.parts}."
+            )
+
+
 class Pattern:
     """Inputs, outputs, and the body of a kernel that maps one to the other.
 
@@ -82,6 +98,8 @@ class Pattern:
                 )
         if not self.outputs:
             raise ValueError("[codegen] 'outputs' must have at least one entry but got ().")
+        _check_parts(self.inputs)
+        _check_parts(self.outputs)
 
     def names(self) -> tuple[str, ...]:
         """What the pattern names: operands, lets, reductions and outputs."""

@@ -58,6 +58,19 @@ class Rowwise(Pattern):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for y in self.outputs:
+            if y.kind not in ("row", "per_row", "column"):
+                raise ValueError(
+                    f"[codegen] 'kind' of {y.name!a} must be row, per_row or column but got "
+                    f"{y.kind!a}."
+                )
+            name = array(y, "")
+            written = {x.part for x in self.outputs if array(x, "") == name}
+            if len(written) < y.parts:
+                raise ValueError(
+                    f"[codegen] 'outputs' must have all {y.parts} parts of {name!a} but have "
+                    f"{len(written)}."
+                )
         ops = (*REDUCTIONS, "sum_exp")
         for op in (r.op for p in self.passes for r in p.reductions):
             if op not in ops:

@@ -38,6 +38,22 @@ pub const Rowwise = struct {
     }
 
     pub fn problem(p: Rowwise, arena: Allocator) Error!?[]const u8 {
+        for (p.outputs) |y| {
+            if (y.kind == .full) return try std.fmt.allocPrint(
+                arena,
+                "[codegen] 'kind' of {f} must be row, per_row or column but got 'full'.",
+                .{python.ascii(y.name)},
+            );
+            var written: std.AutoArrayHashMapUnmanaged(u32, void) = .empty;
+            for (p.outputs) |x| {
+                if (eql(u8, x.arrayName(), y.arrayName())) try written.put(arena, x.part, {});
+            }
+            if (written.count() < y.parts) return try std.fmt.allocPrint(
+                arena,
+                "[codegen] 'outputs' must have all {d} parts of {f} but have {d}.",
+                .{ y.parts, python.ascii(y.arrayName()), written.count() },
+            );
+        }
         for (p.passes) |pass| for (pass.reductions) |r| {
             if (reductions.isKnown(r.op)) continue;
             var known: std.ArrayList(u8) = .empty;
