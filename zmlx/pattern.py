@@ -181,7 +181,8 @@ class PatternKernel:
         sums = [isinstance(self.pattern, Columnwise) or y.kind == "column"
                 for y in {y.array or y.name: y for y in self.pattern.outputs}.values()]  # fmt: skip
         flat = tuple(
-            y if total else y.squeeze(0)
+            # A value a row of no leading axes has none that was added.
+            y if total or y.ndim == 0 else y.squeeze(0)
             for y, total in zip(outputs if several else (outputs,), sums, strict=True)
         )
         return flat if several else flat[0]
@@ -199,14 +200,28 @@ class PatternKernel:
                 raise TypeError(
                     f"[{self.name}] '{name}' must be an mx.array but got {type(x).__name__}."
                 )
+        if isinstance(self.pattern, (Fold, Scan)):
+            axes = 3 if self.pattern.columns else 2
+            if inputs[0].ndim != axes:
+                raise ValueError(
+                    f"[{self.name}] '{self._inputs[0]}' must have {axes} axes but got "
+                    f"{inputs[0].ndim}."
+                )
 
     def _like(self, inputs: Sequence[mx.array]) -> tuple[tuple[int, ...], int]:
         """Leading axes and row length."""
         by_name = dict(zip(self._inputs, inputs, strict=True))
         for x in self.pattern.inputs:
             if x.kind in ("row", "full") and not x.index:
-                shape = tuple(by_name[x.array or x.name].shape)
-                return shape[:-1], shape[-1] // x.parts if shape else 1
+                name = x.array or x.name
+                shape = tuple(by_name[name].shape)
+                width = shape[-1] if shape else 1
+                if width % x.parts:
+                    raise ValueError(
+                        f"[{self.name}] '{name}' must have a last axis divisible by {x.parts} but "
+                        f"got {shape}."
+                    )
+                return shape[:-1], width // x.parts
         raise ValueError(f"[{self.name}] the pattern must have a row or full operand but has none.")
 
     def output_dtypes(self, inputs: Sequence[mx.array]) -> tuple[mx.Dtype, ...]:

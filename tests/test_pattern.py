@@ -1,0 +1,51 @@
+"""Patterns as functions of arrays."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from zmlx.codegen import Fold, Operand, Output, Pass, Reduce, Rowwise, Scan
+from zmlx.pattern import PatternKernel
+
+
+@pytest.mark.parametrize("kind", ["row", "per_row"])
+def test_an_output_of_a_0d_array_is_0d(kind):
+    largest = Rowwise(
+        (Operand("x"),), (Output("y", "m", kind),), (Pass((Reduce("m", "max", "x"),)),)
+    )
+    y = PatternKernel("largest", largest, (mx.float32,))(mx.array(3.0))
+    assert y.shape == ()
+    assert y.item() == 3
+
+
+@pytest.mark.parametrize("kind", ["row", "per_row"])
+def test_an_output_of_a_single_row_has_no_leading_axes(kind):
+    first = Rowwise(
+        (Operand("x"), Operand("r", "per_row")),
+        (Output("y", "x + r" if kind == "row" else "r", kind),),
+    )
+    y = PatternKernel("first", first, (mx.float32,))(mx.array([3.0, 4.0]), mx.array(1.0))
+    assert y.tolist() == ([4, 5] if kind == "row" else 1)
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3), (2, 3, 4), (2, 3, 4, 5)], ids=str)
+def test_folds_and_scans_take_arrays_of_their_number_of_axes(shape, columns):
+    axes = 3 if columns else 2
+    if len(shape) == axes:
+        return
+    for make in (Fold, Scan):
+        kernel = PatternKernel(
+            "case", make("sum", (Output("y", "total"),), columns=columns), (mx.float32,)
+        )
+        with pytest.raises(ValueError, match=rf"^\[case\] 'x' must have {axes} axes but got \d\.$"):
+            kernel(mx.zeros(shape))
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (3,), ()], ids=str)
+def test_rows_that_have_not_equal_parts_are_refused(shape):
+    first = Rowwise((Operand("x", parts=2),), (Output("y", "x"),))
+    kernel = PatternKernel("first", first, (mx.float32,))
+    with pytest.raises(ValueError, match=r"^\[first\] 'x' must have a last axis divisible by 2"):
+        kernel(mx.zeros(shape))
