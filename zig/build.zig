@@ -120,7 +120,10 @@ pub fn build(b: *Build) !void {
         if (options.sanitize) {
             // Its run-time library must be the first that is loaded.
             const path = b.run(&.{ options.cxx, "-print-file-name=libasan.so" });
-            run.setEnvironmentVariable("ASAN_OPTIONS", "use_sigaltstack=0");
+            run.setEnvironmentVariable(
+                "ASAN_OPTIONS",
+                "use_sigaltstack=0:allocator_may_return_null=1",
+            );
             run.setEnvironmentVariable("LD_PRELOAD", std.mem.trim(u8, path, " \r\n"));
         }
         test_step.dependOn(&run.step);
@@ -152,12 +155,14 @@ fn findMlx(b: *Build) []const u8 {
         );
         break :ask std.mem.trim(u8, out, " \r\n");
     };
-    const header = b.pathJoin(&.{ found, "include", "mlx", "mlx.h" });
+    // The library looks for MLX there, from whatever folder its programs run in.
+    const mlx = b.pathResolve(&.{ b.graph.cache.cwd, found });
+    const header = b.pathJoin(&.{ mlx, "include", "mlx", "mlx.h" });
     std.Io.Dir.cwd().access(b.graph.io, header, .{}) catch fail(
         "'mlx' must be a directory with include/mlx/mlx.h but got '{s}'.",
-        .{found},
+        .{mlx},
     );
-    return found;
+    return mlx;
 }
 
 fn fail(comptime format: []const u8, arguments: anytype) noreturn {

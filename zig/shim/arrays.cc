@@ -37,10 +37,6 @@ zmlx_stream stream_code(mx::Stream stream) {
   return {stream.index, gpu ? ZMLX_GPU : ZMLX_CPU, stream.device.index};
 }
 
-mx::Device device_of(zmlx_device device) {
-  return device == ZMLX_GPU ? mx::Device::gpu : mx::Device::cpu;
-}
-
 // The result of an operation on one or two arrays.
 template <typename Operation>
 zmlx_status made(zmlx_array** out, Operation operation) {
@@ -63,11 +59,11 @@ zmlx_device zmlx_target() {
 }
 
 zmlx_status zmlx_default_stream(zmlx_device device, zmlx_stream* out) {
-  return guarded([&] { *out = stream_code(mx::default_stream(device_of(device))); });
+  return guarded([&] { *out = stream_code(mx::default_stream(mx::Device(device_of(device)))); });
 }
 
 zmlx_status zmlx_new_stream(zmlx_device device, zmlx_stream* out) {
-  return guarded([&] { *out = stream_code(mx::new_stream(device_of(device))); });
+  return guarded([&] { *out = stream_code(mx::new_stream(mx::Device(device_of(device)))); });
 }
 
 zmlx_status zmlx_synchronize(const zmlx_stream* stream) {
@@ -93,7 +89,10 @@ zmlx_status zmlx_array_from_data(const void* data, zmlx_dtype dtype, const int32
     }
     auto memory = mx::allocator::malloc(bytes);
     auto buffer = memory.buffer();
-    if (bytes > 0) std::memcpy(buffer.raw_ptr(), data, bytes);
+    if (bytes > 0) {
+      if (!buffer.raw_ptr()) throw std::bad_alloc();
+      std::memcpy(buffer.raw_ptr(), data, bytes);
+    }
     return mx::array(std::move(memory), std::move(sizes), type);
   });
 }
@@ -120,10 +119,8 @@ size_t zmlx_dtype_size(zmlx_dtype dtype) {
   return size;
 }
 
-zmlx_dtype zmlx_promote(zmlx_dtype a, zmlx_dtype b) {
-  zmlx_dtype result = a;
-  guarded([&] { result = dtype_code(mx::promote_types(dtype_of(a), dtype_of(b))); });
-  return result;
+zmlx_status zmlx_promote(zmlx_dtype a, zmlx_dtype b, zmlx_dtype* out) {
+  return guarded([&] { *out = dtype_code(mx::promote_types(dtype_of(a), dtype_of(b))); });
 }
 
 zmlx_status zmlx_array_eval(zmlx_array* const* arrays, size_t count) {

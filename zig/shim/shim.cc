@@ -46,10 +46,16 @@ TemplateArguments template_of(const zmlx_kernel_call& call) {
   TemplateArguments result;
   for (size_t i = 0; i < call.template_count; ++i) {
     auto& [name, kind, value] = call.template_arguments[i];
-    mx::fast::TemplateArg argument = int(value);
-    if (kind == ZMLX_TEMPLATE_BOOL) argument = value != 0;
-    if (kind == ZMLX_TEMPLATE_DTYPE) argument = dtype_of(zmlx_dtype(value));
-    result.emplace_back(text_of(name), argument);
+    auto argument = [&]() -> mx::fast::TemplateArg {
+      switch (kind) {
+        case ZMLX_TEMPLATE_INT: return int(value);
+        case ZMLX_TEMPLATE_BOOL: return value != 0;
+        case ZMLX_TEMPLATE_DTYPE: return dtype_of(zmlx_dtype(value));
+      }
+      throw std::invalid_argument("[zmlx] 'kind' must be a zmlx_template_kind but got " +
+                                  std::to_string(int(kind)) + ".");
+    };
+    result.emplace_back(text_of(name), argument());
   }
   return result;
 }
@@ -142,6 +148,7 @@ class CoreRunner final : public Runner {
  private:
   static std::string key_of(const zmlx_kernel_call& call) {
     std::string key;
+    key.reserve(256);  // what usual launches need
     auto put = [&](const void* data, size_t size) { key.append((const char*)data, size); };
     const size_t counts[] = {call.input_count, call.template_count, call.output_count};
     put(counts, sizeof counts);
@@ -158,8 +165,8 @@ class CoreRunner final : public Runner {
       put(&argument.value, sizeof argument.value);
     }
     for (size_t i = 0; i < call.output_count; ++i) {
-      key += char(call.output_dtypes[i]);
-      key += char(call.output_ndims[i]);
+      put(&call.output_dtypes[i], sizeof call.output_dtypes[i]);
+      put(&call.output_ndims[i], sizeof call.output_ndims[i]);
       put(call.output_shapes[i], call.output_ndims[i] * sizeof(int32_t));
     }
     if (call.init_value) put(call.init_value, sizeof(float));

@@ -104,7 +104,7 @@ ZMLX_API size_t zmlx_array_size(const zmlx_array*);
 ZMLX_API zmlx_dtype zmlx_array_dtype(const zmlx_array*);
 ZMLX_API size_t zmlx_dtype_size(zmlx_dtype);
 /* The dtype of an operation on both. */
-ZMLX_API zmlx_dtype zmlx_promote(zmlx_dtype, zmlx_dtype);
+ZMLX_API zmlx_status zmlx_promote(zmlx_dtype, zmlx_dtype, zmlx_dtype*);
 
 ZMLX_API zmlx_status zmlx_array_eval(zmlx_array* const* arrays, size_t count);
 /* Evaluates, and copies the elements in row-major order to `to`, which holds `size` bytes. */

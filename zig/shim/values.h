@@ -98,9 +98,15 @@ inline mx::Dtype dtype_of(zmlx_dtype dtype) {
                               std::to_string(int(dtype)) + ".");
 }
 
+inline mx::Device::DeviceType device_of(int device) {
+  if (device == ZMLX_GPU) return mx::Device::gpu;
+  if (device == ZMLX_CPU) return mx::Device::cpu;
+  throw std::invalid_argument("[zmlx] 'device' must be a zmlx_device but got " +
+                              std::to_string(device) + ".");
+}
+
 inline mx::Stream stream_of(const zmlx_stream& stream) {
-  auto type = stream.device == ZMLX_GPU ? mx::Device::gpu : mx::Device::cpu;
-  return mx::Stream(stream.index, mx::Device(type, stream.device_index));
+  return mx::Stream(stream.index, mx::Device(device_of(stream.device), stream.device_index));
 }
 
 inline mx::StreamOrDevice where(const zmlx_stream* stream) {

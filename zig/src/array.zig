@@ -26,22 +26,27 @@ pub const Dtype = enum(c_int) {
 
     /// The dtype of elements of a Zig type.
     pub fn of(comptime T: type) Dtype {
-        return switch (T) {
-            bool => .bool,
-            u8 => .uint8,
-            u16 => .uint16,
-            u32 => .uint32,
-            u64 => .uint64,
-            i8 => .int8,
-            i16 => .int16,
-            i32 => .int32,
-            i64 => .int64,
-            f16 => .float16,
-            Bfloat16 => .bfloat16,
-            f32 => .float32,
-            f64 => .float64,
-            std.math.Complex(f32) => .complex64,
-            else => @compileError("MLX has no dtype for " ++ @typeName(T)),
+        inline for (std.enums.values(Dtype)) |dtype| if (dtype.Element() == T) return dtype;
+        @compileError("MLX has no dtype for " ++ @typeName(T));
+    }
+
+    /// The Zig type of elements.
+    pub fn Element(comptime dtype: Dtype) type {
+        return switch (dtype) {
+            .bool => bool,
+            .uint8 => u8,
+            .uint16 => u16,
+            .uint32 => u32,
+            .uint64 => u64,
+            .int8 => i8,
+            .int16 => i16,
+            .int32 => i32,
+            .int64 => i64,
+            .float16 => f16,
+            .bfloat16 => Bfloat16,
+            .float32 => f32,
+            .float64 => f64,
+            .complex64 => std.math.Complex(f32),
         };
     }
 
@@ -56,7 +61,10 @@ pub const Dtype = enum(c_int) {
 
     /// The dtype of an operation on both.
     pub fn promote(a: Dtype, b: Dtype) Dtype {
-        return @enumFromInt(shim.zmlx_promote(@intFromEnum(a), @intFromEnum(b)));
+        var dtype: Dtype = undefined;
+        check(shim.zmlx_promote(@intFromEnum(a), @intFromEnum(b), @ptrCast(&dtype))) catch
+            unreachable; // any two dtypes have a promotion
+        return dtype;
     }
 };
 
@@ -289,6 +297,19 @@ test "a size of bytes that overflows does not reach MLX" {
     try std.testing.expectEqual(shim.Status.invalid_argument, status);
     try std.testing.expectEqualStrings(
         "[zmlx] 'shape' must not overflow but got a size of 4.",
+        errors.lastError(),
+    );
+}
+
+test "a dtype that is none is refused" {
+    var dtype: c_int = undefined;
+    const float32 = @intFromEnum(Dtype.float32);
+    try std.testing.expectEqual(
+        shim.Status.invalid_argument,
+        shim.zmlx_promote(99, float32, &dtype),
+    );
+    try std.testing.expectEqualStrings(
+        "[zmlx] 'dtype' must be a zmlx_dtype but got 99.",
         errors.lastError(),
     );
 }

@@ -31,11 +31,19 @@ pub fn check(status: shim.Status) Error!void {
     };
 }
 
-/// Sets the text, shortened if it is very long, and gives the error.
+/// Sets the text, and gives the error.
 pub fn invalid(comptime format: []const u8, arguments: anytype) Error {
-    var buffer: [1024]u8 = undefined;
-    var w: std.Io.Writer = .fixed(&buffer);
-    w.print(format, arguments) catch {};
-    shim.zmlx_set_error_message(.of(w.buffered()));
+    @branchHint(.cold);
+    // A message has names and lists in it that may be of any length.
+    var fallback = std.heap.stackFallback(1024, std.heap.smp_allocator);
+    const gpa = fallback.get();
+    const text = std.fmt.allocPrint(gpa, format, arguments) catch return outOfMemory();
+    defer gpa.free(text);
+    shim.zmlx_set_error_message(.of(text));
     return error.InvalidArgument;
+}
+
+fn outOfMemory() Error {
+    note(error.OutOfMemory);
+    return error.OutOfMemory;
 }

@@ -2,9 +2,13 @@
 
 const std = @import("std");
 const arrays = @import("array.zig");
+const content = @import("content.zig");
 const errors = @import("errors.zig");
+const python = @import("python.zig");
 const shim = @import("shim.zig");
 const specs = @import("spec.zig");
+const isIdentifier = @import("codegen/text.zig").isIdentifier;
+const number = @import("arguments.zig").number;
 const Allocator = std.mem.Allocator;
 const Array = arrays.Array;
 const Dtype = arrays.Dtype;
@@ -53,9 +57,12 @@ pub const MetalKernel = struct {
         gpa: Allocator,
         references: std.atomic.Value(usize),
         handle: *shim.Kernel,
+        texts: std.heap.ArenaAllocator.State,
         full_name: []const u8,
-        inputs: usize,
-        outputs: usize,
+        /// Its name in errors.
+        op: []const u8,
+        inputs: []const []const u8,
+        outputs: []const []const u8,
     };
 
     /// A kernel of its own. The specification is copied.
@@ -70,20 +77,23 @@ pub const MetalKernel = struct {
         const arena = arena_state.allocator();
         if (try spec.problem(arena)) |reason| return errors.invalid("{s}", .{reason});
 
-        const full_name = try spec.fullName(gpa);
-        errdefer gpa.free(full_name);
+        var kept: std.heap.ArenaAllocator = .init(gpa);
+        errdefer kept.deinit();
         const shared = try gpa.create(Shared);
         errdefer gpa.destroy(shared);
         shared.* = .{
             .gpa = gpa,
             .references = .init(1),
             .handle = undefined,
-            .full_name = full_name,
-            .inputs = spec.input_names.len,
-            .outputs = spec.output_names.len,
+            .texts = undefined,
+            .full_name = try spec.fullName(kept.allocator()),
+            .op = try kept.allocator().dupe(u8, spec.name),
+            .inputs = try content.copy(kept.allocator(), []const []const u8, spec.input_names),
+            .outputs = try content.copy(kept.allocator(), []const []const u8, spec.output_names),
         };
+        shared.texts = kept.state;
         const c_spec: shim.KernelSpec = .{
-            .name = .of(full_name),
+            .name = .of(shared.full_name),
             .input_names = try texts(arena, spec.input_names),
             .input_count = spec.input_names.len,
             .output_names = try texts(arena, spec.output_names),
@@ -110,7 +120,7 @@ pub const MetalKernel = struct {
         const shared = kernel.shared;
         if (shared.references.fetchSub(1, .acq_rel) > 1) return;
         shim.zmlx_metal_kernel_destroy(shared.handle);
-        shared.gpa.free(shared.full_name);
+        shared.texts.promote(shared.gpa).deinit();
         shared.gpa.destroy(shared);
     }
 
@@ -127,34 +137,63 @@ pub const MetalKernel = struct {
         outputs: []Array,
     ) Error!void {
         errdefer |err| errors.note(err);
-        try kernel.launchChecked(inputs, how, outputs);
+        try kernel.checkTemplate(how.template);
+        try kernel.launchNamed(inputs, how, outputs);
     }
 
-    fn launchChecked(
+    /// An error for names of template arguments that no compiler would take.
+    pub fn checkTemplate(kernel: MetalKernel, template: []const TemplateArgument) Error!void {
+        const shared = kernel.shared;
+        for (template) |t| if (!isIdentifier(t.name)) return errors.invalid(
+            "[{s}] 'template' must be identifiers but got {f}.",
+            .{ shared.op, python.ascii(t.name) },
+        );
+        for (template, 0..) |t, i| for (template[0..i]) |other| {
+            if (std.mem.eql(u8, t.name, other.name)) return errors.invalid(
+                "[{s}] 'template' must not repeat a name but got {f}.",
+                .{ shared.op, TemplateNames{ .template = template } },
+            );
+        };
+        for (template) |t| if (specs.isMetalWord(t.name) or
+            has(shared.inputs, t.name) or has(shared.outputs, t.name))
+        {
+            return errors.invalid(
+                "[{s}] 'template' must have names that are neither words of Metal nor " ++
+                    "inputs or outputs but got {f}.",
+                .{ shared.op, python.ascii(t.name) },
+            );
+        };
+    }
+
+    /// A launch whose template arguments have names that were checked.
+    pub fn launchNamed(
         kernel: MetalKernel,
         inputs: []const Array,
         how: Launch,
         outputs: []Array,
     ) Error!void {
         const shared = kernel.shared;
-        if (inputs.len != shared.inputs) return errors.invalid(
+        const op = shared.op;
+        if (inputs.len != shared.inputs.len) return errors.invalid(
             "[{s}] 'inputs' must be {d} arrays but got {d}.",
-            .{ shared.full_name, shared.inputs, inputs.len },
+            .{ op, shared.inputs.len, inputs.len },
         );
         for (
             [_][]const u8{ "outputs", "output_shapes", "output_dtypes" },
             [_]usize{ outputs.len, how.output_shapes.len, how.output_dtypes.len },
-        ) |argument, count| if (count != shared.outputs) return errors.invalid(
+        ) |argument, count| if (count != shared.outputs.len) return errors.invalid(
             "[{s}] '{s}' must have {d} entries but got {d}.",
-            .{ shared.full_name, argument, shared.outputs, count },
+            .{ op, argument, shared.outputs.len, count },
         );
-        for (inputs) |x| try known(shared.full_name, "inputs", x.dtype());
-        for (how.output_dtypes) |dtype| try known(shared.full_name, "output_dtypes", dtype);
-        if (how.init_value == null and empty(u32, &how.grid)) {
+        for (shared.inputs, inputs) |name, x| try checkKnown(op, name, x.dtype());
+        for (shared.outputs, how.output_dtypes) |name, dtype| try checkKnown(op, name, dtype);
+        if (how.init_value) |value| {
+            for (how.output_dtypes) |dtype| try checkInitValue(op, value, dtype);
+        } else if (empty(u32, &how.grid)) {
             for (how.output_shapes) |shape| if (!empty(i32, shape)) return errors.invalid(
                 "[{s}] 'grid' must not be empty where an output has elements, unless " ++
-                    "'init_value' says what they are, but got {any}.",
-                .{ shared.full_name, how.grid },
+                    "'init_value' says what they are, but got ({d}, {d}, {d}).",
+                .{ op, how.grid[0], how.grid[1], how.grid[2] },
             );
         }
         // What usual kernels need fits on the stack.
@@ -163,9 +202,9 @@ pub const MetalKernel = struct {
         const template = try gpa.alloc(shim.TemplateArgument, how.template.len);
         defer gpa.free(template);
         for (template, how.template) |*to, argument| to.* = argument.toC();
-        const shapes = try gpa.alloc([*]const i32, shared.outputs);
+        const shapes = try gpa.alloc([*]const i32, shared.outputs.len);
         defer gpa.free(shapes);
-        const ndims = try gpa.alloc(usize, shared.outputs);
+        const ndims = try gpa.alloc(usize, shared.outputs.len);
         defer gpa.free(ndims);
         for (shapes, ndims, how.output_shapes) |*shape, *ndim, given| {
             shape.* = given.ptr;
@@ -176,12 +215,12 @@ pub const MetalKernel = struct {
             .input_count = inputs.len,
             .template_arguments = template.ptr,
             .template_count = template.len,
-            .grid = try extent(shared.full_name, "grid", how.grid),
-            .threadgroup = try extent(shared.full_name, "threadgroup", how.threadgroup),
+            .grid = try extent(op, "grid", how.grid),
+            .threadgroup = try extent(op, "threadgroup", how.threadgroup),
             .output_shapes = shapes.ptr,
             .output_ndims = ndims.ptr,
             .output_dtypes = @ptrCast(how.output_dtypes.ptr),
-            .output_count = shared.outputs,
+            .output_count = shared.outputs.len,
             .init_value = if (how.init_value) |*value| value else null,
             .stream = if (how.stream) |*stream| &stream.handle else null,
         };
@@ -193,17 +232,54 @@ pub const MetalKernel = struct {
     }
 };
 
+/// The names of template arguments as Python prints a list.
+const TemplateNames = struct {
+    template: []const TemplateArgument,
+
+    pub fn format(names: TemplateNames, w: *std.Io.Writer) std.Io.Writer.Error!void {
+        for (names.template, 0..) |t, i| {
+            try w.print("{s}{f}", .{ if (i > 0) ", " else "[", python.ascii(t.name) });
+        }
+        try w.writeByte(']');
+    }
+};
+
+fn has(names: []const []const u8, name: []const u8) bool {
+    for (names) |n| if (std.mem.eql(u8, n, name)) return true;
+    return false;
+}
+
 fn texts(arena: Allocator, names: []const []const u8) Error![*]const shim.Text {
     const result = try arena.alloc(shim.Text, names.len);
     for (result, names) |*text, name| text.* = .of(name);
     return result.ptr;
 }
 
-fn known(name: []const u8, argument: []const u8, dtype: Dtype) Error!void {
+fn checkKnown(op: []const u8, name: []const u8, dtype: Dtype) Error!void {
     if (dtype == .float64) return errors.invalid(
-        "[{s}] '{s}' must have dtypes that Metal knows but got float64.",
-        .{ name, argument },
+        "[{s}] '{s}' must have a dtype that Metal knows but got float64.",
+        .{ op, name },
     );
+}
+
+fn checkInitValue(op: []const u8, value: f32, dtype: Dtype) Error!void {
+    const lowest: i128, const highest: i128 = switch (dtype) {
+        inline .uint8, .uint16, .uint32, .uint64, .int8, .int16, .int32, .int64 => |d| limits: {
+            const Int = d.Element();
+            break :limits .{ std.math.minInt(Int), std.math.maxInt(Int) };
+        },
+        else => return,
+    };
+    if (@abs(value) < 0x1p64 and @trunc(value) == value) {
+        const whole: i128 = @intFromFloat(value);
+        if (whole >= lowest and whole <= highest) return;
+    }
+    const message = "[{s}] 'init_value' must be of dtype {t} but got {f}.";
+    // The fewest digits that a float32 is told by are not all of a large one's.
+    if (@trunc(value) == value) {
+        return errors.invalid(message, .{ op, dtype, number(@as(f64, value)) });
+    }
+    return errors.invalid(message, .{ op, dtype, number(value) });
 }
 
 fn empty(T: type, sizes: []const T) bool {
@@ -213,8 +289,8 @@ fn empty(T: type, sizes: []const T) bool {
 fn extent(name: []const u8, argument: []const u8, sizes: [3]u32) Error![3]i32 {
     var result: [3]i32 = undefined;
     for (&result, sizes) |*to, n| to.* = std.math.cast(i32, n) orelse return errors.invalid(
-        "[{s}] '{s}' must be below 2^31 but got {any}.",
-        .{ name, argument, sizes },
+        "[{s}] '{s}' must be below 2^31 but got ({d}, {d}, {d}).",
+        .{ name, argument, sizes[0], sizes[1], sizes[2] },
     );
     return result;
 }
@@ -258,3 +334,36 @@ pub const KernelCache = struct {
         return cache.kernels.count();
     }
 };
+
+test "a kind of template argument that is none is refused" {
+    const kernel = try MetalKernel.create(std.testing.allocator, .{
+        .name = "one",
+        .input_names = &.{},
+        .output_names = &.{"y"},
+        .body = "y[0] = T;",
+    });
+    defer kernel.deinit();
+    const template = [_]shim.TemplateArgument{.{ .name = .of("T"), .kind = 99, .value = 1 }};
+    const shape = [_]i32{1};
+    const shapes = [_][*]const i32{&shape};
+    var y: *shim.Array = undefined;
+    const status = shim.zmlx_metal_kernel_call(kernel.shared.handle, &.{
+        .inputs = undefined,
+        .input_count = 0,
+        .template_arguments = &template,
+        .template_count = 1,
+        .grid = .{ 1, 1, 1 },
+        .threadgroup = .{ 1, 1, 1 },
+        .output_shapes = &shapes,
+        .output_ndims = &.{1},
+        .output_dtypes = &.{@intFromEnum(Dtype.float32)},
+        .output_count = 1,
+        .init_value = null,
+        .stream = null,
+    }, @ptrCast(&y));
+    try std.testing.expectEqual(shim.Status.invalid_argument, status);
+    try std.testing.expectEqualStrings(
+        "[zmlx] 'kind' must be a zmlx_template_kind but got 99.",
+        errors.lastError(),
+    );
+}

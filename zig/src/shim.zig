@@ -67,7 +67,7 @@ pub extern fn zmlx_array_ndim(*const Array) usize;
 pub extern fn zmlx_array_shape(*const Array) [*]const i32;
 pub extern fn zmlx_array_size(*const Array) usize;
 pub extern fn zmlx_array_dtype(*const Array) c_int;
-pub extern fn zmlx_promote(c_int, c_int) c_int;
+pub extern fn zmlx_promote(c_int, c_int, out: *c_int) Status;
 pub extern fn zmlx_array_eval([*]const *Array, usize) Status;
 pub extern fn zmlx_array_to_data(*Array, *anyopaque, usize) Status;
 

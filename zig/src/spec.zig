@@ -112,17 +112,22 @@ fn isName(name: []const u8) bool {
     return name.len > 0;
 }
 
-fn repeats(names: []const []const u8) bool {
+pub fn repeats(names: []const []const u8) bool {
     for (names, 0..) |name, i| for (names[0..i]) |other| {
         if (std.mem.eql(u8, name, other)) return true;
     };
     return false;
 }
 
-fn isMetalWord(name: []const u8) bool {
-    for (tables.metal_words) |word| if (std.mem.eql(u8, word, name)) return true;
-    return false;
+pub fn isMetalWord(name: []const u8) bool {
+    return metal_words.has(name);
 }
+
+const metal_words: std.StaticStringMap(void) = .initComptime(entries: {
+    var entries: [tables.metal_words.len]struct { []const u8 } = undefined;
+    for (&entries, tables.metal_words) |*entry, word| entry.* = .{word};
+    break :entries entries;
+});
 
 fn writeNames(w: *std.Io.Writer, names: []const []const u8) std.Io.Writer.Error!void {
     try w.writeByte('[');

@@ -30,5 +30,7 @@ pub const target = arrays.target;
 test {
     _ = @import("arguments.zig");
     _ = @import("array.zig");
+    _ = @import("content.zig");
+    _ = @import("metal.zig");
     _ = @import("python.zig");
 }

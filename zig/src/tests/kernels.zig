@@ -160,7 +160,10 @@ test "a launch that cannot be is refused" {
     const wide = try Array.scalar(f64, 1);
     defer wide.deinit();
     try testing.expectError(error.InvalidArgument, kernel.launch(&.{wide}, good, &y));
-    try testing.expect(std.mem.find(u8, zmlx.lastError(), "'inputs' must have dtypes") != null);
+    try testing.expectEqualStrings(
+        "[double] 'x' must have a dtype that Metal knows but got float64.",
+        zmlx.lastError(),
+    );
     bad = good;
     bad.threadgroup = .{ 2048, 1, 1 };
     try testing.expectError(error.InvalidArgument, kernel.launch(&.{x}, bad, &y));
@@ -181,6 +184,97 @@ test "a launch that cannot be is refused" {
     bad.init_value = 1;
     try kernel.launch(&.{x}, bad, &y);
     y[0].deinit();
+}
+
+test "names of template arguments that no compiler takes are refused with Python's text" {
+    const kernel = try zmlx.MetalKernel.create(gpa, double);
+    defer kernel.deinit();
+    const x = try Array.zeros(.float32, &.{4});
+    defer x.deinit();
+    const reserved =
+        "must have names that are neither words of Metal nor inputs or outputs but got ";
+    inline for (.{
+        .{ "", "must be identifiers but got ''." },
+        .{ "1T", "must be identifiers but got '1T'." },
+        .{ "T\x00", "must be identifiers but got 'T\\x00'." },
+        .{ "T = 3, int Z", "must be identifiers but got 'T = 3, int Z'." },
+        .{ "SHIFT", "must not repeat a name but got ['SHIFT', 'SHIFT']." },
+        .{ "float", reserved ++ "'float'." },
+        .{ "x", reserved ++ "'x'." },
+        .{ "y", reserved ++ "'y'." },
+    }) |case| {
+        var y: [1]Array = undefined;
+        try testing.expectError(error.InvalidArgument, kernel.launch(&.{x}, .{
+            .template = &.{
+                .{ .name = "SHIFT", .value = .{ .int = 1 } },
+                .{ .name = case[0], .value = .{ .int = 1 } },
+            },
+            .grid = .{ 4, 1, 1 },
+            .output_shapes = &.{&.{4}},
+            .output_dtypes = &.{.float32},
+        }, &y));
+        try testing.expectEqualStrings("[double] 'template' " ++ case[1], zmlx.lastError());
+    }
+}
+
+test "an initial value that a dtype does not hold is refused with Python's text" {
+    const kernel = try zmlx.MetalKernel.create(gpa, .{
+        .name = "nothing",
+        .input_names = &.{},
+        .output_names = &.{"y"},
+        .body = ";",
+    });
+    defer kernel.deinit();
+    const nan = std.math.nan(f32);
+    const Case = struct { Dtype, f32, ?[]const u8 };
+    for ([_]Case{
+        .{ .uint8, 255, null },
+        .{ .uint8, 0.5, "uint8 but got 0.5." },
+        .{ .uint8, 300, "uint8 but got 300." },
+        .{ .uint8, -1, "uint8 but got -1." },
+        .{ .uint8, nan, "uint8 but got nan." },
+        .{ .int8, -128, null },
+        .{ .int32, nan, "int32 but got nan." },
+        .{ .int32, 0x1p31, "int32 but got 2147483648." },
+        .{ .int64, -0x1p63, null },
+        .{ .int64, std.math.inf(f32), "int64 but got inf." },
+        .{ .uint64, 0x1p64, "uint64 but got 1.8446744073709552e+19." },
+        .{ .bool, 0.5, null },
+        .{ .float16, nan, null },
+    }) |case| {
+        var y: [1]Array = undefined;
+        const done = kernel.launch(&.{}, .{
+            .grid = .{ 0, 1, 1 },
+            .output_shapes = &.{&.{1}},
+            .output_dtypes = &.{case[0]},
+            .init_value = case[1],
+        }, &y);
+        if (case[2]) |reason| {
+            try testing.expectError(error.InvalidArgument, done);
+            const start = "[nothing] 'init_value' must be of dtype ";
+            try testing.expectEqualStrings(reason, zmlx.lastError()[start.len..]);
+        } else {
+            try done;
+            y[0].deinit();
+        }
+    }
+}
+
+test "a reason is not cut off by a long name" {
+    var spec = double;
+    spec.name = "n" ** 5000;
+    const kernel = try zmlx.MetalKernel.create(gpa, spec);
+    defer kernel.deinit();
+    var y: [1]Array = undefined;
+    try testing.expectError(error.InvalidArgument, kernel.launch(&.{}, .{
+        .grid = .{ 4, 1, 1 },
+        .output_shapes = &.{&.{4}},
+        .output_dtypes = &.{.float32},
+    }, &y));
+    try testing.expectEqualStrings(
+        "[" ++ "n" ** 5000 ++ "] 'inputs' must be 1 arrays but got 0.",
+        zmlx.lastError(),
+    );
 }
 
 test "a kernel that does not compile passes the compiler's message on" {
