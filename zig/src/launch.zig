@@ -12,7 +12,7 @@ pub const Constant = struct { name: []const u8, value: u32 };
 pub const Geometry = struct {
     list: [4]Constant = undefined,
     len: usize = 0,
-    grid: [3]u32,
+    grid: [3]u64,
     threadgroup: [3]u32,
 
     pub fn template(g: *const Geometry) []const Constant {
@@ -77,7 +77,7 @@ pub fn rowwise(kind: Kind, rows: u32, d: u32, capped: bool, least: u32) Geometry
     const y = if (x > 0) ceilDiv(groups, x) else 0;
     const threads: u32 = @intCast(tpr * rpg);
     var g: Geometry = .{
-        .grid = .{ @intCast(x * threads), @intCast(y), 1 },
+        .grid = .{ x * threads, y, 1 },
         .threadgroup = .{ threads, 1, 1 },
     };
     g.push("TPR", @intCast(tpr));
@@ -101,7 +101,7 @@ pub fn rowwiseChunks(kind: Kind, chunks: u32, d: u32, least: u32) Geometry {
     var g = rowwise(kind, 1, d, true, least);
     const tpr = g.list[0].value;
     g.list[1].value = 1;
-    g.grid = .{ chunks * tpr, 1, 1 };
+    g.grid = .{ @as(u64, chunks) * tpr, 1, 1 };
     g.threadgroup = .{ tpr, 1, 1 };
     return g;
 }
@@ -160,7 +160,7 @@ pub fn axisRows(kind: Kind, walk: Walk, items: u32, d: u32) Geometry {
         step(d, constants.fold_steps);
     const x = @min(items, 1 << 20);
     const y = if (x > 0) ceilDiv(items, x) else 0;
-    var g: Geometry = .{ .grid = .{ x, @intCast(y), 1 }, .threadgroup = .{ 1, 1, 1 } };
+    var g: Geometry = .{ .grid = .{ x, y, 1 }, .threadgroup = .{ 1, 1, 1 } };
     g.push("TPR", 1);
     g.push("RPG", 1);
     g.push("U", @intCast(u));
@@ -188,7 +188,7 @@ pub fn axisColumns(kind: Kind, walk: Walk, items: u32, d: u32) Geometry {
     const x = @min(groups, 1 << 20);
     const y = if (x > 0) ceilDiv(groups, x) else 0;
     var g: Geometry = .{
-        .grid = .{ @intCast(x * group), @intCast(y), 1 },
+        .grid = .{ x * group, y, 1 },
         .threadgroup = .{ group, 1, 1 },
     };
     g.push("N", @intCast(n));

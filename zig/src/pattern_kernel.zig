@@ -5,6 +5,7 @@ const std = @import("std");
 const arguments = @import("arguments.zig");
 const arrays = @import("array.zig");
 const codegen = @import("codegen.zig");
+const content = @import("content.zig");
 const errors = @import("errors.zig");
 const geometry = @import("launch.zig");
 const metal = @import("metal.zig");
@@ -30,6 +31,11 @@ pub const PatternKernel = struct {
 
     /// The specification; its texts belong to `arena`.
     pub fn spec(kernel: PatternKernel, arena: Allocator) Error!specs.KernelSpec {
+        errdefer |err| errors.note(err);
+        return try kernel.specChecked(arena);
+    }
+
+    fn specChecked(kernel: PatternKernel, arena: Allocator) Error!specs.KernelSpec {
         const pattern = kernel.pattern;
         if (try pattern.problem(arena)) |reason| return errors.invalid("{s}", .{reason});
         if (pattern.blankExpression()) |text| {
@@ -56,6 +62,8 @@ pub const PatternKernel = struct {
 /// What a pattern kernel needs at every launch, found once.
 const Prepared = struct {
     arena: std.heap.ArenaAllocator,
+    /// A copy of what it was made from: the caller's may become another at the same address.
+    pattern_kernel: PatternKernel,
     kernel: metal.MetalKernel,
     /// Its name in errors.
     op: []const u8,
@@ -67,7 +75,9 @@ const Prepared = struct {
     firsts: []const codegen.parts.Output,
     /// The array that gives rows and row length, and what its rows are divided by.
     like: usize,
-    parts: i32,
+    parts: u32,
+    /// How many axes that array must have; null for any.
+    axes: ?usize,
     drawn: bool,
     /// Each operand, and the array of the inputs that has it.
     operands: []const struct { operand: codegen.parts.Operand, array: usize },
@@ -77,14 +87,19 @@ const Prepared = struct {
     /// An error for the first array that has not the shape that its operand must have.
     fn check(p: *const Prepared, inputs: []const Array) Error!void {
         const like = inputs[p.like].shape();
-        const lead = like[0..like.len -| 1];
-        if (like.len > 0 and @mod(like[lead.len], p.parts) != 0) return errors.invalid(
-            "[{s}] '{s}' must have a last axis divisible by {d} but got {f}.",
-            .{ p.op, p.inputs[p.like], p.parts, arguments.Shape{ .sizes = like } },
+        if (p.axes) |axes| if (like.len != axes) return errors.invalid(
+            "[{s}] '{s}' must have {d} axes but got {d}.",
+            .{ p.op, p.inputs[p.like], axes, like.len },
         );
-        const d = if (like.len > 0) @divExact(like[lead.len], p.parts) else 1;
+        const lead = like[0..like.len -| 1];
+        const parts: i64 = p.parts;
+        if (like.len > 0 and @mod(like[lead.len], parts) != 0) return errors.invalid(
+            "[{s}] '{s}' must have a last axis divisible by {d} but got {f}.",
+            .{ p.op, p.inputs[p.like], parts, arguments.Shape{ .sizes = like } },
+        );
+        const d: i64 = if (like.len > 0) @divExact(like[lead.len], parts) else 1;
         for (p.operands) |x| {
-            const width = d * @as(i32, @intCast(x.operand.parts));
+            const width = d * x.operand.parts;
             const elsewhere = x.operand.isElsewhere();
             const expected: Expected = switch (x.operand.kind) {
                 .full => .{ .lead = like },
@@ -127,7 +142,7 @@ const Prepared = struct {
 /// The shape of an operand: leading axes, null for any, and a last one.
 const Expected = struct {
     lead: ?[]const i32 = &.{},
-    last: ?i32 = null,
+    last: ?i64 = null,
 
     fn fits(expected: Expected, shape: []const i32) bool {
         const own = @intFromBool(expected.last != null);
@@ -147,6 +162,27 @@ const Expected = struct {
     }
 };
 
+/// As many as Python keeps.
+const constants_kept = 4096;
+
+/// Constants of one launch that the context does not keep.
+const Constants = struct {
+    list: [max_constants]Array = undefined,
+    len: usize = 0,
+
+    fn add(constants: *Constants, a: Array) void {
+        constants.list[constants.len] = a;
+        constants.len += 1;
+    }
+
+    fn deinit(constants: *Constants) void {
+        for (constants.list[0..constants.len]) |a| a.deinit();
+    }
+};
+
+/// Those of a fold of columns.
+const max_constants = 5;
+
 /// Kernels and constants of a program: made once, used by any number of threads.
 pub const Context = struct {
     gpa: Allocator,
@@ -154,9 +190,16 @@ pub const Context = struct {
     /// Tests run the geometry of a GPU on the CPU.
     kind: geometry.Kind,
     mutex: std.Io.Mutex = .init,
-    prepared: std.AutoHashMapUnmanaged(*const PatternKernel, *Prepared) = .empty,
+    prepared: MapOf(PatternKernel, *Prepared) = .empty,
+    recent: [256]?*const Prepared = @splat(null),
     constants: std.AutoHashMapUnmanaged(u64, Array) = .empty,
-    bodies: std.AutoHashMapUnmanaged(*const specs.KernelSpec, metal.MetalKernel) = .empty,
+    bodies: MapOf(specs.KernelSpec, Body) = .empty,
+
+    const Body = struct { arena: std.heap.ArenaAllocator.State, kernel: metal.MetalKernel };
+
+    fn MapOf(Key: type, Value: type) type {
+        return std.HashMapUnmanaged(*const Key, Value, content.Context(Key), 80);
+    }
 
     /// `gpa` must be thread-safe if several threads use the context.
     pub fn init(gpa: Allocator, io: std.Io) Context {
@@ -179,13 +222,16 @@ pub const Context = struct {
         while (constants.next()) |a| a.deinit();
         context.constants.deinit(context.gpa);
         var bodies = context.bodies.valueIterator();
-        while (bodies.next()) |kernel| kernel.deinit();
+        while (bodies.next()) |kept| {
+            kept.kernel.deinit();
+            kept.arena.promote(context.gpa).deinit();
+        }
         context.bodies.deinit(context.gpa);
         context.kernels.deinit();
         context.* = undefined;
     }
 
-    /// Launches `kernel`, which must live as long as the context, and fills `outputs`.
+    /// Launches `kernel` and fills `outputs`.
     pub fn run(
         context: *Context,
         kernel: *const PatternKernel,
@@ -229,30 +275,34 @@ pub const Context = struct {
 
         const shape = inputs[p.like].shape();
         const lead = shape[0 .. shape.len - 1];
-        const d: u32 = @intCast(@divFloor(shape[lead.len], p.parts));
+        const d: u32 = @intCast(@divFloor(shape[lead.len], @as(i64, p.parts)));
         // An elementwise kernel counts its elements instead.
-        const rows = if (pattern == .elementwise) 1 else try rowCount(op, lead);
+        const rows = if (pattern == .elementwise) 1 else try rowCount(op, lead, d);
         const least: u32 = if (p.drawn) 8 else 1;
         const chosen = if (kernel.chunks > 0)
-            geometry.Chunks{ .count = kernel.chunks, .rows = @max(1, ceil(rows, kernel.chunks)) }
+            geometry.Chunks{
+                .count = kernel.chunks,
+                .rows = @max(1, std.math.divCeil(u32, rows, kernel.chunks) catch unreachable),
+            }
         else
             geometry.rowChunks(rows);
 
-        var launch_inputs: std.ArrayList(Array) = try .initCapacity(arena, inputs.len + 5);
+        var launch_inputs: std.ArrayList(Array) = try .initCapacity(
+            arena,
+            inputs.len + max_constants,
+        );
         launch_inputs.appendSliceAssumeCapacity(inputs);
+        var rest: Constants = .{};
+        defer rest.deinit();
         var chunked = false;
         var folded: ?[]const i32 = null;
         const g = g: switch (pattern) {
             .elementwise => {
-                const size = inputs[p.like].size();
-                launch_inputs.appendAssumeCapacity(try context.constant(size));
+                const size = try elementCount(op, lead, d);
+                launch_inputs.appendAssumeCapacity(try context.constant(size, &rest));
                 break :g geometry.elementwise(context.kind, size, least);
             },
             inline .fold, .scan => |a| {
-                if (shape.len != @as(usize, if (a.columns) 3 else 2)) return errors.invalid(
-                    "[{s}] '{s}' must have {d} axes but got {d}.",
-                    .{ op, p.inputs[p.like], @as(usize, if (a.columns) 3 else 2), shape.len },
-                );
                 const scans = pattern == .scan;
                 const along = shape[if (a.columns) 1 else shape.len - 1];
                 const cut_for_scan = if (@hasField(@TypeOf(a), "for_scan")) a.for_scan else true;
@@ -261,10 +311,10 @@ pub const Context = struct {
                 else
                     .{ .count = 1, .rows = @intCast(along) };
                 for (shape) |n| {
-                    launch_inputs.appendAssumeCapacity(try context.constant(@intCast(n)));
+                    launch_inputs.appendAssumeCapacity(try context.constant(@intCast(n), &rest));
                 }
-                launch_inputs.appendAssumeCapacity(try context.constant(parts.count));
-                launch_inputs.appendAssumeCapacity(try context.constant(parts.rows));
+                launch_inputs.appendAssumeCapacity(try context.constant(parts.count, &rest));
+                launch_inputs.appendAssumeCapacity(try context.constant(parts.rows, &rest));
                 const items = @as(u32, @intCast(shape[0])) * parts.count;
                 if (!scans) {
                     // An output for each part, or one.
@@ -286,10 +336,13 @@ pub const Context = struct {
                     geometry.axisRows(context.kind, walk, items, parts.rows);
             },
             .rowwise, .columnwise => {
-                launch_inputs.appendAssumeCapacity(try context.constant(rows));
-                launch_inputs.appendAssumeCapacity(try context.constant(d));
+                _ = try elementCount(op, lead, d);
+                launch_inputs.appendAssumeCapacity(try context.constant(rows, &rest));
+                launch_inputs.appendAssumeCapacity(try context.constant(d, &rest));
                 chunked = pattern == .columnwise or pattern.rowwise.hasColumns();
-                if (chunked) launch_inputs.appendAssumeCapacity(try context.constant(chosen.rows));
+                if (chunked) {
+                    launch_inputs.appendAssumeCapacity(try context.constant(chosen.rows, &rest));
+                }
                 if (pattern == .columnwise) {
                     break :g geometry.columnwise(context.kind, chosen.count, d);
                 }
@@ -303,7 +356,8 @@ pub const Context = struct {
         for (shapes, dtypes, p.firsts, kernel.dtypes) |*to, *dtype, y, rule| {
             dtype.* = p.dtypeOf(rule, inputs);
             if (pattern == .columnwise or y.kind == .column) {
-                to.* = try arena.dupe(i32, &.{ @intCast(chosen.count), @intCast(d) });
+                const count = try axisOf(op, y.arrayName(), chosen.count);
+                to.* = try arena.dupe(i32, &.{ count, @intCast(d) });
             } else if (folded) |sizes| {
                 to.* = sizes;
             } else if (pattern == .elementwise or pattern == .scan) {
@@ -312,7 +366,7 @@ pub const Context = struct {
                 to.* = lead;
             } else {
                 const whole = try arena.dupe(i32, shape);
-                whole[lead.len] = @intCast(d * y.parts);
+                whole[lead.len] = try axisOf(op, y.arrayName(), @as(u64, d) * y.parts);
                 to.* = whole;
             }
         }
@@ -323,9 +377,14 @@ pub const Context = struct {
         for (g.template()) |c| {
             try template.append(arena, .{ .name = c.name, .value = .{ .int = @intCast(c.value) } });
         }
-        try p.kernel.launch(launch_inputs.items, .{
+        var grid: [3]u32 = undefined;
+        for (&grid, g.grid) |*to, n| to.* = std.math.cast(u32, n) orelse return errors.invalid(
+            "[{s}] 'grid' must be below 2^31 but got {any}.",
+            .{ op, g.grid },
+        );
+        try p.kernel.launchNamed(launch_inputs.items, .{
             .template = template.items,
-            .grid = g.grid,
+            .grid = grid,
             .threadgroup = g.threadgroup,
             .output_shapes = shapes,
             .output_dtypes = dtypes,
@@ -359,7 +418,9 @@ pub const Context = struct {
         for (outputs, raised, p.firsts, 0..) |*to, y, first, i| {
             errdefer for (outputs[0..i]) |a| a.deinit();
             const sums = kernel.pattern == .columnwise or first.kind == .column;
-            to.* = if (sums) try y.clone() else try y.reshape(y.shape()[1..]);
+            // A value a row of no leading axes has none that was added.
+            const whole = sums or y.ndim() == 0;
+            to.* = if (whole) try y.clone() else try y.reshape(y.shape()[1..]);
         }
     }
 
@@ -370,21 +431,24 @@ pub const Context = struct {
         return output[0];
     }
 
-    /// The kernel of a hand-written body, which must live as long as the context. The context keeps
-    /// it.
+    /// The kernel of a hand-written body. The context keeps it.
     pub fn body(context: *Context, spec: *const specs.KernelSpec) Error!metal.MetalKernel {
         errdefer |err| errors.note(err);
         context.mutex.lockUncancelable(context.kernels.io);
         defer context.mutex.unlock(context.kernels.io);
-        if (context.bodies.get(spec)) |kernel| return kernel;
+        if (context.bodies.get(spec)) |kept| return kept.kernel;
+        var arena: std.heap.ArenaAllocator = .init(context.gpa);
+        errdefer arena.deinit();
+        const key = try arena.allocator().create(specs.KernelSpec);
+        key.* = try content.copy(arena.allocator(), specs.KernelSpec, spec.*);
         const kernel = try context.kernels.get(spec.*);
         errdefer kernel.deinit();
-        try context.bodies.put(context.gpa, spec, kernel);
+        try context.bodies.put(context.gpa, key, .{ .arena = arena.state, .kernel = kernel });
         return kernel;
     }
 
-    /// A 0-d array that is made once: uint32, or uint64 beyond.
-    fn constant(context: *Context, value: u64) Error!Array {
+    /// A 0-d array: uint32, or uint64 beyond. The context keeps the first ones, and `rest` others.
+    fn constant(context: *Context, value: u64, rest: *Constants) Error!Array {
         context.mutex.lockUncancelable(context.kernels.io);
         defer context.mutex.unlock(context.kernels.io);
         if (context.constants.get(value)) |a| return a;
@@ -393,33 +457,46 @@ pub const Context = struct {
         else
             try Array.scalar(u64, value);
         errdefer a.deinit();
-        try context.constants.put(context.gpa, value, a);
+        if (context.constants.count() < constants_kept) {
+            try context.constants.put(context.gpa, value, a);
+        } else {
+            rest.add(a);
+        }
         return a;
     }
 
     fn preparedOf(context: *Context, kernel: *const PatternKernel) Error!*const Prepared {
         context.mutex.lockUncancelable(context.kernels.io);
         defer context.mutex.unlock(context.kernels.io);
-        if (context.prepared.get(kernel)) |p| return p;
+        // Comparing is cheaper than hashing: what was last at this address is most often there yet.
+        const recent = &context.recent[std.hash.int(@intFromPtr(kernel)) % context.recent.len];
+        if (recent.*) |p| if (content.equal(PatternKernel, kernel, &p.pattern_kernel)) return p;
+        recent.* = context.prepared.get(kernel) orelse try context.prepareNew(kernel);
+        return recent.*.?;
+    }
+
+    fn prepareNew(context: *Context, kernel: *const PatternKernel) Error!*Prepared {
         const p = try prepare(context, kernel);
         errdefer {
             p.kernel.deinit();
             p.arena.deinit();
             context.gpa.destroy(p);
         }
-        try context.prepared.put(context.gpa, kernel, p);
+        try context.prepared.put(context.gpa, &p.pattern_kernel, p);
         return p;
     }
 };
 
-fn prepare(context: *Context, kernel: *const PatternKernel) Error!*Prepared {
+fn prepare(context: *Context, given: *const PatternKernel) Error!*Prepared {
     const gpa = context.gpa;
-    const pattern = kernel.pattern;
     const p = try gpa.create(Prepared);
     errdefer gpa.destroy(p);
     p.arena = .init(gpa);
     errdefer p.arena.deinit();
     const arena = p.arena.allocator();
+    p.pattern_kernel = try content.copy(arena, PatternKernel, given.*);
+    const kernel = &p.pattern_kernel;
+    const pattern = kernel.pattern;
     // The texts are copied by the kernel.
     var scratch: std.heap.ArenaAllocator = .init(gpa);
     defer scratch.deinit();
@@ -467,7 +544,11 @@ fn prepare(context: *Context, kernel: *const PatternKernel) Error!*Prepared {
         .{kernel.name},
     );
     p.like = indexOf(p.inputs, like.arrayName()).?;
-    p.parts = @intCast(like.parts);
+    p.parts = like.parts;
+    p.axes = switch (pattern) {
+        inline .fold, .scan => |a| if (a.columns) 3 else 2,
+        else => null,
+    };
     const kinds = try arena.alloc(codegen.parts.Operand.Kind, p.inputs.len);
     const Placed = @typeInfo(@TypeOf(p.operands)).pointer.child;
     var operands: std.ArrayList(Placed) = .empty;
@@ -481,6 +562,11 @@ fn prepare(context: *Context, kernel: *const PatternKernel) Error!*Prepared {
     p.operands = operands.items;
     p.kinds = kinds;
     p.kernel = try context.kernels.get(spec);
+    errdefer p.kernel.deinit();
+    const named = try scratch.allocator().alloc(metal.TemplateArgument, p.templates.len);
+    // Those of the geometry are names that no pattern has.
+    for (named, p.templates) |*to, t| to.* = .{ .name = t.name, .value = .{ .bool = true } };
+    try p.kernel.checkTemplate(named);
     return p;
 }
 
@@ -489,15 +575,30 @@ fn indexOf(names: []const []const u8, name: []const u8) ?usize {
     return null;
 }
 
-fn ceil(a: u32, b: u32) u32 {
-    return (a + b - 1) / b;
-}
-
-fn rowCount(op: []const u8, lead: []const i32) Error!u32 {
-    var rows: u64 = 1;
+fn rowCount(op: []const u8, lead: []const i32, d: u32) Error!u32 {
+    var rows: u128 = 1;
     for (lead) |n| rows *|= @intCast(n);
     return std.math.cast(u32, rows) orelse errors.invalid(
-        "[{s}] rows must be below 2^32 but got {d}.",
-        .{ op, rows },
+        "[{s}] rows and row length must be below 2^32 but got {d} and {d}.",
+        .{ op, rows, d },
+    );
+}
+
+/// A size as an axis of an output.
+fn axisOf(op: []const u8, name: []const u8, size: u64) Error!i32 {
+    return std.math.cast(i32, size) orelse errors.invalid(
+        "[{s}] '{s}' must have axes below 2^31 but got {d}.",
+        .{ op, name, size },
+    );
+}
+
+/// How many elements there are; their bytes, in any dtype, are a number of 64 bits.
+fn elementCount(op: []const u8, lead: []const i32, d: u32) Error!u64 {
+    var size: u64 = d;
+    for (lead) |n| size *|= @intCast(n);
+    if (size < 1 << 60) return size;
+    return errors.invalid(
+        "[{s}] arrays must be smaller than 2^60 but got {f}.",
+        .{ op, Expected{ .lead = lead, .last = d } },
     );
 }

@@ -69,7 +69,6 @@ fn turn(context: *Context, x: Array, options: Options, direction: f32) Error!Arr
     const heads_last = options.layout == .BLHD;
     errdefer |err| errors.note(err);
     try check(x, options);
-    // Without elements, the others may be too many to count.
     if (x.size() == 0) return Array.zeros(x.dtype(), shape);
     const d: u32 = @intCast(shape[shape.len - 1]);
     const batches: u32 = @intCast(shape[0]);
@@ -203,10 +202,11 @@ fn check(x: Array, options: Options) Error!void {
         .{options.offset},
     );
     try arguments.checkFinite("rope", "scale", options.scale);
+    // Where x is empty, the kernel is given its other axes.
     var rows: u64 = 1;
-    for (shape[0 .. shape.len - 1]) |n| rows *|= @intCast(n);
+    for (shape[0 .. shape.len - 1]) |n| rows *|= @intCast(@max(n, 1));
     if (rows >= 1 << 32) return errors.invalid(
-        "[rope] 'x' must have fewer than 2^32 rows but got {f}.",
+        "[rope] 'x' must have fewer than 2^32 rows, with 1 for an axis of 0, but got {f}.",
         .{arguments.Shape{ .sizes = shape }},
     );
 }

@@ -29,9 +29,16 @@ pub const catalogue: Catalogue = @import("../exported/catalogue.zon");
 
 /// The kernel of a key; a caller has checked that there is one.
 pub fn find(key: []const u8) *const PatternKernel {
-    for (catalogue.kernels) |*entry| if (std.mem.eql(u8, entry.key, key)) return &entry.kernel;
-    std.debug.panic("the catalogue has no kernel '{s}'", .{key});
+    const index = by_key.get(key) orelse
+        std.debug.panic("the catalogue has no kernel '{s}'", .{key});
+    return &catalogue.kernels[index].kernel;
 }
+
+const by_key: std.StaticStringMap(usize) = .initComptime(entries: {
+    var entries: [catalogue.kernels.len]struct { []const u8, usize } = undefined;
+    for (&entries, catalogue.kernels, 0..) |*to, entry, i| to.* = .{ entry.key, i };
+    break :entries entries;
+});
 
 /// The kernel of an op for the optional arguments that are given.
 pub fn variant(op: []const u8, given: []const []const u8, part: []const u8) *const PatternKernel {

@@ -1,5 +1,6 @@
 //! Arrays.
 
+const builtin = @import("builtin");
 const std = @import("std");
 const zmlx = @import("zmlx");
 const Array = zmlx.Array;
@@ -71,6 +72,11 @@ test "memory that an allocator refuses is what the last error says" {
     try testing.expectError(error.OutOfMemory, a.toOwnedSlice(testing.failing_allocator, f32));
     try testing.expectEqualStrings("[zmlx] out of memory", zmlx.lastError());
 
+    try testing.expectError(error.InvalidArgument, a.item(i32));
+    const kernel = zmlx.catalogue.catalogue.kernels[0].kernel;
+    try testing.expectError(error.OutOfMemory, kernel.spec(testing.failing_allocator));
+    try testing.expectEqualStrings("[zmlx] out of memory", zmlx.lastError());
+
     var context: zmlx.Context = .init(testing.failing_allocator, testing.io);
     defer context.deinit();
     const x = try Array.zeros(.float32, &.{ 2, 3, 4 });
@@ -90,6 +96,32 @@ test "memory that an allocator refuses is what the last error says" {
         try testing.expectError(error.OutOfMemory, @call(.auto, call[0], call[1]));
         try testing.expectEqualStrings("[zmlx] out of memory", zmlx.lastError());
     }
+}
+
+test "data that there is no memory for is an error" {
+    if (builtin.os.tag != .linux) return; // others set no limit
+    const size = 1 << 28;
+    const data = try std.heap.page_allocator.alloc(u8, size);
+    defer std.heap.page_allocator.free(data);
+    const before = try std.posix.getrlimit(.AS);
+    var buffer: [64]u8 = undefined;
+    const text = try std.Io.Dir.cwd().readFile(testing.io, "/proc/self/statm", &buffer);
+    const pages = try std.fmt.parseInt(usize, std.mem.sliceTo(text, ' '), 10);
+    var little = before;
+    little.cur = pages * std.heap.pageSize() + size / 2;
+    try std.posix.setrlimit(.AS, little);
+    defer std.posix.setrlimit(.AS, before) catch unreachable;
+    try testing.expectError(error.OutOfMemory, Array.fromSlice(u8, data, &.{size}));
+    try testing.expectEqualStrings("[zmlx] out of memory", zmlx.lastError());
+}
+
+test "a device that is none is refused" {
+    const none: zmlx.Stream = .{ .handle = .{ .index = 0, .device = 9, .device_index = 0 } };
+    try testing.expectError(error.InvalidArgument, none.synchronize());
+    try testing.expectEqualStrings(
+        "[zmlx] 'device' must be a zmlx_device but got 9.",
+        zmlx.lastError(),
+    );
 }
 
 test "a clone outlives what it was made of, and a view is read in row-major order" {

@@ -306,7 +306,14 @@ test "folds and scans run as pattern kernels" {
         try z.copyTo(f32, &ends);
         try testing.expectEqualSlices(f32, &.{ 6, 5, 3, 15, 11, 6 }, &ends);
     }
-    try testing.expectError(error.InvalidArgument, context.one(&running, &.{cube}));
+    const point = try Array.scalar(f32, 1);
+    defer point.deinit();
+    for ([_]Array{ cube, point }, [_][]const u8{ "3", "0" }) |x, axes| {
+        try testing.expectError(error.InvalidArgument, context.one(&running, &.{x}));
+        const start = "[running] 'x' must have 2 axes but got ";
+        try testing.expectEqualStrings(start, zmlx.lastError()[0..start.len]);
+        try testing.expectEqualStrings(axes, zmlx.lastError()[start.len..][0..1]);
+    }
 }
 
 test "a target out of range is reported when the loss is evaluated" {
@@ -405,10 +412,10 @@ test "numbers out of range are refused with Python's text" {
     }
 }
 
-test "rope of nothing is nothing, however many heads and steps it has" {
+test "rope of nothing is nothing" {
     var context: zmlx.Context = .init(gpa, testing.io);
     defer context.deinit();
-    for ([_][]const i32{ &.{ 0, 70000, 70000, 2, 8 }, &.{ 70000, 0, 70000, 8 } }) |shape| {
+    for ([_][]const i32{ &.{ 0, 2, 3, 2, 8 }, &.{ 2, 0, 3, 8 } }) |shape| {
         const x = try Array.zeros(.float32, shape);
         defer x.deinit();
         const y = try ops.rope(&context, x, .{});
@@ -478,6 +485,143 @@ test "pattern kernels refuse arrays that do not fit the others" {
         .dtypes = &.{.{ .promotion = &.{"a"} }},
     };
     try testing.expectError(error.InvalidArgument, context.one(&sum, &.{ x, two }));
+}
+
+/// A kernel of an expression in x.
+fn rowwise(outputs: []const zmlx.codegen.parts.Output) zmlx.PatternKernel {
+    return .{
+        .name = "case__all",
+        .pattern = .{ .rowwise = .{ .inputs = &.{.{ .name = "x" }}, .outputs = outputs } },
+        .dtypes = &.{.{ .dtype = .float32 }},
+    };
+}
+
+test "a pattern kernel is known by what it says and not by where it lies" {
+    var context: zmlx.Context = .init(gpa, testing.io);
+    defer context.deinit();
+    const x = try Array.fromSlice(f32, &.{3}, &.{ 1, 1 });
+    defer x.deinit();
+    var text = "x + 0.0f".*;
+    var outputs: [1]zmlx.codegen.parts.Output = .{.{ .name = "y", .expr = &text }};
+    const kernel = rowwise(&outputs);
+    for (0..2) |_| for ([_]u8{ '1', '2', '3' }) |digit| {
+        text[4] = digit;
+        const y = try context.one(&kernel, &.{x});
+        defer y.deinit();
+        try testing.expectEqual(@as(f32, @floatFromInt(3 + digit - '0')), try y.item(f32));
+    };
+    try testing.expectEqual(3, context.kernels.count());
+
+    var body = "y[0] = x[0] * 1;".*;
+    const spec: zmlx.KernelSpec = .{
+        .name = "times",
+        .input_names = &.{"x"},
+        .output_names = &.{"y"},
+        .body = &body,
+    };
+    for ("122") |digit| {
+        body[body.len - 2] = digit;
+        const made = try context.body(&spec);
+        const other = try context.kernels.get(spec);
+        defer other.deinit();
+        try testing.expectEqual(other.shared, made.shared);
+    }
+}
+
+test "a row output of a 0-d array is 0-d" {
+    var context: zmlx.Context = .init(gpa, testing.io);
+    defer context.deinit();
+    const kernel = rowwise(&.{.{ .name = "y", .expr = "2.0f", .kind = .per_row }});
+    for ([_][]const i32{ &.{}, &.{1} }) |shape| {
+        const x = try Array.zeros(.float32, shape);
+        defer x.deinit();
+        const y = try context.one(&kernel, &.{x});
+        defer y.deinit();
+        try testing.expectEqual(0, y.ndim());
+        try testing.expectEqual(2, try y.item(f32));
+    }
+}
+
+test "a context keeps some constants, and makes others for each launch" {
+    var context: zmlx.Context = .init(gpa, testing.io);
+    defer context.deinit();
+    const kernel = rowwise(&.{.{ .name = "y", .expr = "float(D)", .kind = .per_row }});
+    const one = try Array.scalar(f32, 1);
+    defer one.deinit();
+    for (0..5000) |d| {
+        const x = try one.broadcastTo(&.{ 1, @intCast(d) });
+        defer x.deinit();
+        const y = try context.one(&kernel, &.{x});
+        defer y.deinit();
+        if (d % 499 == 0) try testing.expectEqual(@as(f32, @floatFromInt(d)), try y.item(f32));
+    }
+    try testing.expectEqual(4096, context.constants.count());
+}
+
+test "sizes that do not fit in 32 bits are refused" {
+    var context: zmlx.Context = .init(gpa, testing.io);
+    defer context.deinit();
+    const one = try Array.scalar(f32, 1);
+    defer one.deinit();
+    const x = try Array.zeros(.float32, &.{ 2, 3 });
+    defer x.deinit();
+    const long = try one.broadcastTo(&.{ 1, (1 << 30) + 7 });
+    defer long.deinit();
+    const many = try one.broadcastTo(&.{ 1 << 30, 1 << 30, 4 });
+    defer many.deinit();
+    const wider = rowwise(&.{
+        .{ .name = "y", .expr = "x", .parts = 2 },
+        .{ .name = "z", .expr = "x", .array = "y", .part = 1, .parts = 2 },
+    });
+    var twice = rowwise(&.{.{ .name = "y", .expr = "x" }});
+    twice.pattern.rowwise.inputs = &.{ .{ .name = "x" }, .{ .name = "z", .parts = 2 } };
+    var most = twice;
+    most.pattern.rowwise.inputs = &.{.{ .name = "x", .parts = std.math.maxInt(u32) }};
+    var none = twice;
+    none.pattern.rowwise.inputs = &.{.{ .name = "x", .parts = 0 }};
+    var chunked = rowwise(&.{.{ .name = "y", .expr = "x", .kind = .column }});
+    chunked.chunks = std.math.maxInt(u32);
+    const square: zmlx.PatternKernel = .{
+        .name = "case",
+        .pattern = .{ .elementwise = .{
+            .inputs = &.{.{ .name = "x", .kind = .full }},
+            .outputs = &.{.{ .name = "y", .expr = "x * x", .kind = .full }},
+        } },
+        .dtypes = &.{.{ .dtype = .float32 }},
+    };
+    const Case = struct { zmlx.PatternKernel, []const Array, []const u8 };
+    for ([_]Case{
+        .{ wider, &.{long}, "[case] 'y' must have axes below 2^31 but got 2147483662." },
+        .{
+            twice,
+            &.{ long, x },
+            "[case] 'z' must have shape (1, 2147483662) but got (2, 3).",
+        },
+        .{
+            most,
+            &.{x},
+            "[case] 'x' must have a last axis divisible by 4294967295 but got (2, 3).",
+        },
+        .{ none, &.{x}, "[codegen] 'parts' must be at least 1 but got 0." },
+        .{ chunked, &.{x}, "[case] 'y' must have axes below 2^31 but got 4294967295." },
+        .{
+            rowwise(&.{.{ .name = "y", .expr = "x" }}),
+            &.{many},
+            "[case] rows and row length must be below 2^32 but got 1152921504606846976 and 4.",
+        },
+        .{
+            square,
+            &.{many},
+            "[case] arrays must be smaller than 2^60 but got (1073741824, 1073741824, 4).",
+        },
+    }) |case| {
+        try testing.expectError(error.InvalidArgument, context.one(&case[0], case[1]));
+        try testing.expectEqualStrings(case[2], zmlx.lastError());
+    }
+    try testing.expectError(
+        error.InvalidArgument,
+        ops.swiglu(&context, .{ .gate = many, .up = many }),
+    );
 }
 
 test "an empty expression is refused with Python's text" {
