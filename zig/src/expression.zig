@@ -12,7 +12,6 @@ const Unary = enum {
     ceil,
     cos,
     cosh,
-    erf,
     exp,
     exp2,
     floor,
@@ -20,7 +19,6 @@ const Unary = enum {
     log1p,
     log2,
     rsqrt,
-    sigmoid,
     sin,
     sinh,
     sqrt,
@@ -46,7 +44,7 @@ const Unary = enum {
             .ceil => @ceil(x),
             .cos => @cos(x),
             .cosh => std.math.cosh(x),
-            .erf, .zmlx_erf => erf(x),
+            .zmlx_erf => erf(x),
             .exp => @exp(x),
             .exp2 => @exp2(x),
             .floor => @floor(x),
@@ -54,7 +52,7 @@ const Unary = enum {
             .log1p => std.math.log1p(x),
             .log2 => @log2(x),
             .rsqrt => 1 / @sqrt(x),
-            .sigmoid, .zmlx_sigmoid => 1 / (1 + @exp(-x)),
+            .zmlx_sigmoid => 1 / (1 + @exp(-x)),
             .sin => @sin(x),
             .sinh => std.math.sinh(x),
             .sqrt => @sqrt(x),
@@ -126,9 +124,11 @@ const deepest = 500;
 pub const Expression = struct {
     kind: Kind,
     depth: u32,
+    /// Whether Metal computes it in integers.
+    whole: bool,
 
     const Kind = union(enum) {
-        number: f64,
+        number: struct { value: f64, whole: bool },
         x,
         unary: struct { op: Unary, a: *const Expression },
         binary: struct { op: Binary, a: *const Expression, b: *const Expression },
@@ -137,7 +137,7 @@ pub const Expression = struct {
 
     pub fn at(e: Expression, x: f64) f64 {
         return switch (e.kind) {
-            .number => |n| n,
+            .number => |n| n.value,
             .x => x,
             .unary => |u| u.op.of(u.a.at(x)),
             .binary => |b| b.op.of(b.a.at(x), b.b.at(x)),
@@ -188,8 +188,28 @@ pub const Parser = struct {
             .choose => |c| 1 + @max(c.condition.depth, c.a.depth, c.b.depth),
         };
         if (depth > deepest) return p.tooDeep();
+        const whole = switch (kind) {
+            .number => |n| n.whole,
+            .x => false,
+            .unary => |u| u.a.whole and (u.op == .negate or u.op == .abs),
+            .binary => |b| switch (b.op) {
+                .less, .less_equal, .greater, .greater_equal, .equal, .not_equal => true,
+                .fmax, .fmin, .pow, .zmlx_maximum, .zmlx_minimum => false,
+                .add, .subtract, .multiply, .max, .min, .divide => b.a.whole and b.b.whole,
+            },
+            .choose => |c| c.a.whole and c.b.whole,
+        };
+        if (whole and kind == .binary and kind.binary.op == .divide) {
+            p.reason = try std.fmt.allocPrint(
+                p.arena,
+                "'expression' must have a floating operand of '/' before position {d} but both " ++
+                    "are integers, which Metal divides with truncation",
+                .{p.position},
+            );
+            return error.Syntax;
+        }
         const node = try p.arena.create(Expression);
-        node.* = .{ .kind = kind, .depth = depth };
+        node.* = .{ .kind = kind, .depth = depth, .whole = whole };
         return node;
     }
 
@@ -278,15 +298,18 @@ pub const Parser = struct {
             const sign = (c == '+' or c == '-') and p.text[p.position - 1] == 'e';
             if (!std.ascii.isDigit(c) and c != '.' and c != 'e' and !sign) break;
         }
-        const value = std.fmt.parseFloat(f64, p.text[start..p.position]) catch {
+        const digits = p.text[start..p.position];
+        const whole = std.mem.findAny(u8, digits, ".e") == null;
+        const float = p.position < p.text.len and p.text[p.position] == 'f';
+        const exact = std.fmt.parseFloat(f64, digits) catch null;
+        // To Metal 010 is 8, and 1f is nothing.
+        if (exact == null or (whole and (float or digits.len > 1 and digits[0] == '0'))) {
             p.position = start;
             return p.fail("a number");
-        };
-        if (p.position < p.text.len and p.text[p.position] == 'f') {
-            p.position += 1;
-            return p.make(.{ .number = @as(f32, @floatCast(value)) });
         }
-        return p.make(.{ .number = value });
+        if (float) p.position += 1;
+        const value = if (float) @as(f32, @floatCast(exact.?)) else exact.?;
+        return p.make(.{ .number = .{ .value = value, .whole = whole } });
     }
 
     fn name(p: *Parser) Error!*const Expression {
@@ -333,10 +356,28 @@ test "expressions have C's precedence" {
         var parser: Parser = .{ .arena = arena.allocator(), .text = case[0] };
         try std.testing.expectApproxEqAbs(case[1], (try parser.parse()).at(3), 1e-12);
     }
-    for ([_][]const u8{ "", "1 +", "y", "exp x", "(x", "1 2", "max(x)" }) |text| {
+    for ([_][]const u8{
+        "", "1 +", "y", "exp x", "(x", "1 2", "max(x)", "erf(x)", "1f", "010",
+    }) |text| {
         var parser: Parser = .{ .arena = arena.allocator(), .text = text };
         try std.testing.expectError(error.Syntax, parser.parse());
         try std.testing.expect(parser.reason.len > 0);
+    }
+}
+
+test "a quotient of integers is refused, and a floating one is not" {
+    var arena: std.heap.ArenaAllocator = .init(std.testing.allocator);
+    defer arena.deinit();
+    for ([_][]const u8{
+        "x * (1/2)", "x * (-(1 + 3) / abs(2))", "(x > 0) / 2", "x + 3/2*x",
+    }) |text| {
+        var parser: Parser = .{ .arena = arena.allocator(), .text = text };
+        try std.testing.expectError(error.Syntax, parser.parse());
+        try std.testing.expect(std.mem.find(u8, parser.reason, "truncation") != null);
+    }
+    for ([_][]const u8{ "1/x", "x * (1.0f/2)", "1/2.0", "1e0/2", "zmlx_cube(1)/2" }) |text| {
+        var parser: Parser = .{ .arena = arena.allocator(), .text = text };
+        _ = try parser.parse();
     }
 }
 
