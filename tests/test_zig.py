@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -17,7 +19,7 @@ import numpy as np
 import pytest
 import zig_build as zig
 
-from zmlx import kernels, launch
+from zmlx import cache, kernels, launch
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 #: Odd, one, none, longer than a row that is kept in registers.
@@ -226,6 +228,7 @@ def test_errors_of_numbers_are_python_s(values, op, options):
         ("cross_entropy", {"logits": mx.zeros((2, 5)), "targets": mx.array([0, 5])}),
         ("rope", {"x": mx.zeros((2, 5))}),
         ("rope", {"x": mx.zeros((2, 5, 7))}),
+        ("rope", {"x": mx.zeros((0, 70000, 70000, 8))}),
         ("rope", {"x": mx.zeros((2, 5, 8)), "freqs": mx.zeros((3,))}),
         ("rope", {"x": mx.zeros((2, 5, 8)), "positions": mx.zeros((4,), dtype=mx.int32)}),
     ],
@@ -261,6 +264,123 @@ def test_a_program_looks_for_the_library_beside_itself_and_nowhere_else():
             ["readelf", "-d", zig.program(name)], capture_output=True, text=True, check=True
         ).stdout
         assert re.findall(r"R(?:UN)?PATH\).*\[(.*)\]", dynamic) == ["$ORIGIN/../lib"]
+
+
+def test_mlx_is_found_from_any_folder_where_its_directory_was_given_relative_to_one():
+    mlx = Path(mx.__file__).parent
+    zig.build("zmlx-values", f"-Dmlx={os.path.relpath(mlx, zig.ZIG)}")
+    library = zig.folder() / "out" / "lib" / "libzmlx.so"
+    dynamic = subprocess.run(
+        ["readelf", "-d", library], capture_output=True, text=True, check=True
+    ).stdout
+    assert re.findall(r"R(?:UN)?PATH\).*\[(.*)\]", dynamic) == [f"{mlx}/lib"]
+
+
+# ---- where compiled kernels are kept ------------------------------------------------------------
+
+
+def softmax_with(
+    cwd: Path, unset: tuple[str, ...] = (), **environment: str
+) -> tuple[dict[str, Any], str]:
+    """What Zig answers, and prints on the standard error, in an environment."""
+    program = zig.program("zmlx-values")
+    kept = {
+        n: v for n, v in os.environ.items() if not n.startswith("ZMLX_CACHE") and n not in unset
+    }
+    done = subprocess.run(
+        [program],
+        input=json.dumps({"op": "softmax", "arrays": {"x": encoded(mx.zeros((2, 3)))}}) + "\n",
+        capture_output=True, text=True, check=True, cwd=cwd, env={**kept, **environment},
+    )  # fmt: skip
+    return json.loads(done.stdout), done.stderr
+
+
+@pytest.mark.parametrize(
+    "environment, folder",
+    [
+        ({"ZMLX_CACHE_DIR": "~/kept"}, "home/kept"),
+        ({"ZMLX_CACHE_DIR": "here"}, "here"),
+        ({"ZMLX_CACHE_DIR": "", "XDG_CACHE_HOME": "relative"}, "home/.cache/zmlx"),
+        ({"XDG_CACHE_HOME": "HERE/xdg"}, "xdg/zmlx"),
+    ],
+    ids=str,
+)
+def test_zig_keeps_kernels_where_python_does(tmp_path, monkeypatch, environment, folder):
+    environment = {n: v.replace("HERE", str(tmp_path)) for n, v in environment.items()}
+    environment = {"XDG_CACHE_HOME": "", "HOME": f"{tmp_path}/home", **environment}
+    answer, said = softmax_with(tmp_path, **environment)
+    assert "y" in answer
+    assert said == ""
+    (entry,) = (tmp_path / folder / "cpu").iterdir()
+    assert entry.suffix == ".so"
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"ZMLX_CACHE_DIR": "", **environment}.items():
+        monkeypatch.setenv(name, value)
+    assert cache.root() == tmp_path / folder
+
+
+@pytest.mark.parametrize("tilde", ["~", f"~{pwd.getpwuid(os.getuid()).pw_name}"])
+def test_without_a_variable_home_is_where_the_system_says(tmp_path, tilde):
+    home = pwd.getpwuid(os.getuid()).pw_dir
+    answer, said = softmax_with(
+        tmp_path, ("HOME",), ZMLX_CACHE_DIR=f"{tilde}/{os.path.relpath(tmp_path, home)}/kept"
+    )
+    assert "y" in answer
+    assert said == ""
+    assert (tmp_path / "kept" / "cpu").is_dir()
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"ZMLX_CACHE": "2"},
+        {"ZMLX_CACHE_DIR": "~nobody-of-this-name/x"},
+        {"ZMLX_CACHE_DIR": "/tmp/\udcff"},
+    ],
+    ids=str,
+)
+def test_a_cache_that_python_refuses_zig_refuses(tmp_path, monkeypatch, environment):
+    answer, _ = softmax_with(tmp_path, **environment)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=r"'ZMLX_CACHE(_DIR)?' must be") as caught:
+        cache.root()
+    said = str(caught.value).split(" but got ")[0]
+    assert answer["error"].startswith(said)
+
+
+@pytest.mark.parametrize("case", ["file", "mode", "kind", "proc"])
+def test_an_unusable_folder_is_named_with_python_s_reason(tmp_path, monkeypatch, case):
+    folder = tmp_path / "cache"
+    if case == "file":
+        folder.touch()
+    elif case == "proc":
+        folder = Path("/proc/zmlx-cache")
+    else:
+        folder.mkdir(mode=0o700)
+        (folder / "cpu").mkdir(mode=0o700)
+        (folder / ("cpu" if case == "kind" else "")).chmod(0o777)
+    answer, said = softmax_with(tmp_path, ZMLX_CACHE_DIR=str(folder))
+    assert "y" in answer
+    monkeypatch.setenv("ZMLX_CACHE_DIR", str(folder))
+    with pytest.warns(RuntimeWarning) as warned:
+        cache.directory("cpu")
+    assert said == f"{warned[0].message}\n"
+
+
+def test_a_folder_that_lets_nothing_run_is_not_the_cache(tmp_path):
+    mount = ["mount", "-t", "tmpfs", "-o", "noexec,mode=700", "tmpfs", tmp_path]
+    if not shutil.which("mount") or subprocess.run(mount, check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        answer, said = softmax_with(tmp_path, ZMLX_CACHE_DIR=str(tmp_path))
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+    assert "y" in answer
+    assert "it is mounted noexec, so that nothing in it can run" in said
+
+
+# ---- programs -----------------------------------------------------------------------------------
 
 
 def test_a_missing_mlx_is_named(tmp_path):
@@ -329,9 +449,20 @@ def test_the_demo_learns_from_a_file(tmp_path):
     losses = [float(x) for x in re.findall(r"loss (\d\.\d+)   #", done.stdout)]
     assert losses[0] > 2.5
     assert losses[-1] < 0.6
-    done = subprocess.run([demo, "x + nothing"], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "'expression' must have x or a function" in done.stdout
+
+
+def test_the_demo_runs_every_function_that_it_takes():
+    known = (zig.ZIG / "src" / "expression.zig").read_text()
+    names = re.search(r"const Unary = enum \{\n    negate,\n(.*?)\n\n", known, re.DOTALL)
+    assert names is not None
+    unary = names[1].replace(",", "").split()
+    binary = ("fmax", "fmin", "max", "min", "pow", "zmlx_maximum", "zmlx_minimum")
+    calls = [f"{n}(x)" for n in unary] + [f"{n}(abs(x), 2.0f)" for n in binary]
+    done = subprocess.run(
+        [zig.program("zmlx-demo"), " + ".join(f"0.0f * {c}" for c in calls)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize(
@@ -341,9 +472,12 @@ def test_the_demo_learns_from_a_file(tmp_path):
         (["--help"], 0, "usage: zmlx-demo"),
         (["--other"], 2, "usage: zmlx-demo"),
         (["x", "text", "more"], 2, "usage: zmlx-demo"),
+        (["x + nothing"], 2, "'expression' must have x or a function"),
+        (["sigmoid(x)"], 2, "'expression' must have x or a function"),
+        (["x * (1/2)"], 2, "but both are integers, which Metal divides with truncation."),
         (["(" * 60_000 + "x" + ")" * 60_000], 2, "nested too deeply"),
     ],
-    ids=["-h", "--help", "other", "too many", "too deep"],
+    ids=["-h", "--help", "other", "too many", "name", "function", "integers", "too deep"],
 )
 def test_the_demo_answers_what_it_cannot_run(arguments, code, said):
     done = subprocess.run(
