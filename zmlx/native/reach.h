@@ -18,6 +18,8 @@ inline const char* const objects = "()";
 bool is_call_operator(const Unit&, const Function&);
 bool is_destructor(const Unit&, const Function&);
 bool is_variadic(const Unit&, const Function&);
+bool starts_expression(const Token&);  // a word that does
+bool is_number_type(const Token&);
 
 // A function that stands as a value, which something else may call, or in `decltype`.
 struct Handed {
@@ -62,31 +64,33 @@ class Reach {
   };
 
   void find_functions();
-  std::map<size_t, size_t> parameters() const;
-  bool declares(size_t) const;
-  void find_types();
-  void find_variables();
-  size_t variable_end(size_t) const;
-  void find_enumerators(size_t);
-  void find_bindings(size_t open);
-  void inherit(size_t colon);
   void find_indirect();
-  const Variable* variable_at(size_t) const;
-  bool has_word(size_t begin, size_t end, const char* word) const;
-  bool closes(size_t) const;
-  size_t named_before(size_t) const;
-  bool makes_object(size_t open) const;
-  size_t callee(size_t open, size_t* name) const;
   bool take(const Function&);
   bool take_types();
   bool take_values();
   bool defaults_call(const Function&) const;
   bool makes_type(size_t) const;
   bool makes_result(size_t brace) const;
+  bool makes_object(size_t open) const;
+  size_t callee(size_t open, size_t* name) const;
   size_t members_begin(const Function&) const;
   size_t list_size(size_t open) const;
-  bool owned(size_t) const;
+  size_t named_before(size_t) const;
   std::string scope_name(size_t brace) const;
+  bool owned(size_t) const;
+  bool closes(size_t) const;
+  bool has_word(size_t begin, size_t end, const char* word) const;
+
+  // variables.cc
+  void find_types();
+  void find_variables();
+  void find_enumerators(size_t);
+  void find_bindings(size_t open);
+  void inherit(size_t colon);
+  std::map<size_t, size_t> parameters() const;
+  bool declares(size_t) const;
+  size_t variable_end(size_t) const;
+  const Variable* variable_at(size_t) const;
 
   Unit& unit_;
   const Library& library_;
