@@ -229,3 +229,16 @@ def test_casts_of_one_variable_are_left_where_no_bracket_is_around_them() -> Non
         "half m = 2; float2 v(float(m), float(m)); out[0] = dot(float2(float(m), float(m)), v);"
     )
     assert "(float)(m)" not in text
+
+
+@pytest.mark.parametrize("header", [
+    "uint total();\nuint total(void) { return simd_sum(1u); }",
+    "uint total(void);\nuint total() { return simd_sum(1u); }",
+    "template <typename T = uint, int N = 1> T total();\n"
+    "template <typename T, int N> T total() { return simd_sum(T(N)); }",
+])  # fmt: skip
+def test_a_function_that_is_declared_first(header: str) -> None:
+    call = "total<>()" if "template" in header else "total()"
+    source = f"uint i = thread_position_in_grid.x; out[i] = i < 12 ? {call} : {call};"
+    result = run(source, {}, (32, mx.uint32), 32, 32, header=header)
+    assert result.tolist() == [12] * 12 + [20] * 20

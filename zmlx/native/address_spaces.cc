@@ -205,20 +205,26 @@ class Canonical {
   Canonical(const Unit& unit, const Function& function) : unit_(unit), function_(function) {
     for (size_t i = function.head; i < function.open; ++i) {
       if (unit.outline.angle_end(i) == Outline::none) continue;
-      bool declares = unit.tokens[i - 1].is("template");
-      if (declares) number(list_items(unit, i, unit.outline.angle_end(i)));
-      head_ += text(i, unit.outline.angle_end(i));
-      i = unit.outline.angle_end(i);
+      size_t end = unit.outline.angle_end(i);
+      if (unit.tokens[i - 1].is("template")) {
+        auto items = list_items(unit, i, end);
+        number(items);
+        head_ += "<";
+        for (auto& item : items) head_ += text(item.first, value_begin(item)) + ",";
+      } else {
+        head_ += text(i, end);
+      }
+      i = end;
     }
-    parameters_ = list_items(unit, function.open, function.close);
+    bool none = function.close == function.open + 2 && unit.tokens[function.open + 1].is("void");
+    if (!none) parameters_ = list_items(unit, function.open, function.close);
     number(parameters_);
   }
 
   std::string types() const {
     std::string key = head_ + owner() + function_.name + symbol() + "(";
     for (auto& item : parameters_) {
-      size_t end = item.first;
-      while (end < item.second && !unit_.tokens[end].is("=")) ++end;
+      size_t end = value_begin(item);
       // Without the name, which a declaration may leave out.
       size_t name = declared_name(unit_, item);
       bool named = name != Outline::none;
@@ -241,6 +247,13 @@ class Canonical {
   size_t rest() const {
     size_t i = function_.close + 1;
     while (unit_.tokens[i].is("const") || is_space(unit_.tokens[i])) ++i;
+    return i;
+  }
+
+  // The `=` of what a parameter is by default, which one declaration gives, or its end.
+  size_t value_begin(const Range& item) const {
+    size_t i = item.first;
+    while (i < item.second && !unit_.tokens[i].is("=")) ++i;
     return i;
   }
 
