@@ -18,7 +18,7 @@ def test_damaged_kernels_are_rewritten_or_refused(seed: int, tmp_path: Path) -> 
     command = [sys.executable, str(Path(__file__).with_name("fuzz_worker.py"))]
     done = subprocess.run(
         [*command, str(seed), "1500", str(latest)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
         capture_output=True,
         text=True,
     )
