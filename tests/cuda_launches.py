@@ -97,7 +97,8 @@ class Recorded(Exception):
 
 NATIVE = Path(__file__).parent / "native"
 #: Tests of the language whose lanes part in ways that CUDA leaves open, or that take long.
-LONG = {"test_attributes", "test_collectives", "test_cooperative", "test_divergence"}
+LONG = {"test_attributes", "test_collectives", "test_cooperative", "test_divergence",
+        "test_expressions"}  # fmt: skip
 #: Tests whose kernels are not meant to run, or are written elsewhere.
 OTHER = {"test_refusals", "test_language"}
 

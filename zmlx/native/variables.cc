@@ -135,8 +135,9 @@ size_t Reach::variable_end(size_t i) const {
   for (size_t k = i; k-- > 1;) {
     if (tokens[k].is("{")) break;
     if (tokens[k].is_any({")", "]", "}"})) k = outline.partner[k];
-    if (!tokens[k].is("(") || !tokens[k - 1].is_any({"for", "if", "while", "switch"})) continue;
-    if (outline.partner[k] > i) return outline.statement_end(k - 1);
+    bool head = k > 0 && tokens[k].is("(") &&
+                tokens[k - 1].is_any({"for", "if", "while", "switch"});
+    if (head && outline.partner[k] > i) return outline.statement_end(k - 1);
   }
   return outline.scope_end(i);
 }
