@@ -335,7 +335,7 @@ def test_without_a_variable_home_is_where_the_system_says(tmp_path, tilde):
     [
         {"ZMLX_CACHE": "2"},
         {"ZMLX_CACHE_DIR": "~nobody-of-this-name/x"},
-        {"ZMLX_CACHE_DIR": "/tmp/\udcff"},
+        {"ZMLX_CACHE_DIR": "~/\udcff"},
     ],
     ids=str,
 )

@@ -65,15 +65,6 @@ bool gives_wide_types(const Unit& unit, const std::set<std::string>& names) {
   return false;
 }
 
-// The brace that token i is in, or none.
-size_t enclosing(const Unit& unit, size_t i) {
-  while (i-- > 0) {
-    if (unit.tokens[i].is("}")) i = unit.outline.partner[i];
-    else if (unit.tokens[i].is("{")) return i;
-  }
-  return Outline::none;
-}
-
 // The braces of structs that are __attribute__((packed)), in front or behind. g++ packs no members
 // with constructors, which half and the vectors are, unless a pragma says so.
 std::set<size_t> pack(Unit& unit) {
@@ -141,7 +132,7 @@ bool align_members(Unit& unit) {
       name = last + 1;
     }
     // A bit-field or a function has something else behind its name.
-    if (packed.count(enclosing(unit, i))) continue;
+    if (packed.count(unit.outline.partner[unit.outline.scope_end(i)])) continue;
     if (!variable || !wide || tokens[name + 1].is_any({":", "("})) continue;
     tokens[i].before += "alignas(zk_member_alignment<" + type + ">) ";
     aligned = true;
