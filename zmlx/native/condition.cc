@@ -21,28 +21,18 @@ struct Integer {
   Integer operator-() const { return {0 - bits, is_unsigned}; }
 };
 
-unsigned digit_of(char c) {
-  if (std::isdigit((unsigned char)c)) return c - '0';
-  return std::isxdigit((unsigned char)c) ? std::tolower((unsigned char)c) - 'a' + 10 : 99;
-}
-
 // What an integer literal says; false if it is none.
 bool read_integer(std::string text, Integer* value) {
-  text.erase(std::remove(text.begin(), text.end(), '\''), text.end());
   for (char& c : text) c = (char)std::tolower((unsigned char)c);
-  std::string prefix = text.substr(0, 2);
-  unsigned base = prefix == "0x" ? 16 : prefix == "0b" ? 2 : text[0] == '0' ? 8 : 10;
-  size_t first = prefix == "0x" || prefix == "0b" ? 2 : 0, at = first;
-  uint64_t bits = 0;
-  for (; at < text.size() && digit_of(text[at]) < base; ++at) {
-    if (bits > (~uint64_t(0) - digit_of(text[at])) / base) return false;
-    bits = bits * base + digit_of(text[at]);
-  }
+  uint64_t bits;
+  size_t at;
+  if (!read_digits(text, &bits, &at)) return false;
   static const std::set<std::string> suffixes = {"",   "u",   "l",   "ll", "ul",
                                                  "lu", "ull", "llu", "z",  "uz"};
   std::string suffix = text.substr(at);
   *value = {bits, bits >> 63 || suffix.find('u') != std::string::npos};
-  return at > first && suffixes.count(suffix);
+  bool none = at == 2 && (text[1] == 'x' || text[1] == 'b');  // a prefix alone
+  return at > 0 && !none && suffixes.count(suffix);
 }
 
 // What a character literal says: one char, which has a sign, or several, an int.

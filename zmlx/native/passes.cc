@@ -241,29 +241,6 @@ void name_constructors(Unit& unit) {
   }
 }
 
-namespace {
-
-bool fits_64_bits(const std::string& literal) {
-  uint64_t base = 10, value = 0;
-  size_t begin = 0;
-  if (literal.size() > 1 && literal[0] == '0') {
-    bool binary = literal[1] == 'b' || literal[1] == 'B', hexadecimal = (literal[1] | 32) == 'x';
-    base = hexadecimal ? 16 : binary ? 2 : 8;
-    begin = base == 8 ? 1 : 2;
-  }
-  for (size_t i = begin; i < literal.size(); ++i) {
-    char c = (char)std::tolower((unsigned char)literal[i]);
-    if (c == '\'') continue;
-    if (!std::isxdigit((unsigned char)c)) break;
-    uint64_t digit = c <= '9' ? c - '0' : c - 'a' + 10;
-    if (__builtin_mul_overflow(value, base, &value)) return false;
-    if (__builtin_add_overflow(value, digit, &value)) return false;
-  }
-  return true;
-}
-
-}  // namespace
-
 // Metal's literals are float unless they say otherwise; C++ would compute in double.
 void suffix_literals(Unit& unit) {
   for (auto& token : unit.tokens) {
@@ -272,7 +249,9 @@ void suffix_literals(Unit& unit) {
     bool hexadecimal = text.size() > 1 && (text[1] == 'x' || text[1] == 'X');
     const char* floating = hexadecimal ? "pP" : ".eE";
     if (text.find_first_of(floating) == std::string::npos) {
-      if (fits_64_bits(text)) continue;
+      uint64_t value;
+      size_t end;
+      if (read_digits(text, &value, &end)) continue;
       unit.place.refuse(token.line, "the literal `" + text + "` does not fit into any integer type");
     }
     size_t length = text.find_last_of(hexadecimal ? "0123456789" : "0123456789.") + 1;

@@ -204,6 +204,25 @@ std::string Place::line(int metal_line) const {
   return "line " + std::to_string(metal_line) + " of the header";
 }
 
+unsigned digit_of(char c) {
+  if (std::isdigit((unsigned char)c)) return c - '0';
+  return std::isxdigit((unsigned char)c) ? std::tolower((unsigned char)c) - 'a' + 10 : 99;
+}
+
+bool read_digits(const std::string& literal, uint64_t* value, size_t* end) {
+  char mark = literal.size() > 1 && literal[0] == '0' ? (char)std::tolower(literal[1]) : ' ';
+  unsigned base = mark == 'x' ? 16 : mark == 'b' ? 2 : literal[0] == '0' ? 8 : 10;
+  *value = 0;
+  for (*end = mark == 'x' || mark == 'b' ? 2 : 0; *end < literal.size(); ++*end) {
+    if (literal[*end] == '\'') continue;
+    unsigned digit = digit_of(literal[*end]);
+    if (digit >= base) break;
+    if (*value > (~uint64_t(0) - digit) / base) return false;
+    *value = *value * base + digit;
+  }
+  return true;
+}
+
 std::set<std::string> identifiers(const std::string& text) {
   std::set<std::string> names, values, declared;
   Tokens tokens = tokenize(text);

@@ -38,6 +38,10 @@ using Tokens = std::vector<Token>;
 // Comments and line splices are gone; `>` is always a token of its own except in `>=`, `>>=`, `->`.
 Tokens tokenize(const std::string& text);
 
+unsigned digit_of(char);  // at most 15, or 99
+// The value of an integer literal, and where its suffix begins; false if it has more than 64 bits.
+bool read_digits(const std::string& literal, uint64_t* value, size_t* end);
+
 // The words of a text, each once; a function that is called (or qualified) also as `name(`, and what
 // stands nowhere but as a value: nothing declares it, so that it may be a function of the library.
 std::set<std::string> identifiers(const std::string& text);
