@@ -1,11 +1,32 @@
-"""How many random cases the tests draw.
+"""How many random cases the tests draw, and on which of MLX's devices they run.
 
-By default a few, the same ones every time. `--hypothesis-profile=many` draws more, as CI does, and
-`--hypothesis-profile=default` other ones every time.
+By default a few cases, the same ones every time. `--hypothesis-profile=many` draws more, as CI
+does, and `--hypothesis-profile=default` other ones every time.
+
+Tests run on MLX's default device. Where that is a GPU, the kernels do, too, but for tests that are
+marked `on_cpu`: what they are about is the CPU's.
 """
 
+import os
+
+# MLX's products on a GPU round float32 to 10 bits unless this is said before the first one.
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
+
+import mlx.core as mx
+import pytest
 from hypothesis import settings
 
 settings.register_profile("few", max_examples=12, deadline=None, derandomize=True)
 settings.register_profile("many", settings.get_profile("few"), max_examples=60)
 settings.load_profile("few")
+
+
+@pytest.fixture(autouse=True)
+def _on_cpu(request):
+    if request.node.get_closest_marker("on_cpu") is None:
+        yield
+        return
+    before = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    yield
+    mx.set_default_device(before)

@@ -19,6 +19,7 @@ from cuda_on_host import launch as launch_on_host
 
 from zmlx import metal
 from zmlx.language import SECTIONS
+from zmlx.language.attributes import SCALARS, VECTORS, WIDTH
 from zmlx.targets import cpu, cuda, nvrtc
 
 ARCHITECTURES = ("sm_80", "sm_90a")
@@ -142,6 +143,49 @@ def language_kernels(*modules: str) -> list[Launch]:
     return launches
 
 
+#: Kinds of geometry with a grid and a group of theirs.
+GEOMETRIES = [
+    (cuda.EXACT, (64, 1, 1), (32, 1, 1)),
+    (cuda.EXACT, (12, 6, 4), (4, 3, 2)),
+    (cuda.EXACT, (5, 7, 1), (256, 1, 1)),
+    (cuda.LINE, (100, 1, 1), (32, 1, 1)),
+    (cuda.LINE, (33, 1, 1), (32, 1, 1)),
+    (cuda.LINEAR, (7, 5, 1), (4, 2, 1)),
+    (cuda.LINEAR, (9, 4, 5), (4, 4, 2)),
+    (cuda.LINEAR, (1, 70, 3), (1, 33, 2)),
+    (cuda.LINEAR, (33, 3, 2), (8, 2, 2)),
+]
+
+
+def launch_of_attributes(grid: cuda.Triple, group: cuda.Triple) -> Launch:
+    """Every thread writes all its attributes: what `zmlx.language.attributes.model` computes."""
+    source = (
+        f"uint3 p = thread_position_in_grid; uint at = ((p.z * NY + p.y) * NX + p.x) * {WIDTH};\n"
+        + "".join(f"y[at++] = {name};\n" for name in SCALARS)
+        + "".join(f"y[at++] = {name}.{axis};\n" for name in VECTORS for axis in "xyz")
+    )
+    sizes = tuple(mx.array(n, mx.int32) for n in grid[:2])
+    shape = (grid[0] * grid[1] * grid[2], WIDTH)
+    return spec_of(source, ("NX", "NY")), sizes, (), grid, group, (shape,), (mx.uint32,)
+
+
+def product_of_tiles(dtype: mx.Dtype) -> tuple[Launch, np.ndarray]:
+    """A product of 8x8 matrices of small whole numbers, and its value: Apple's layout in registers,
+    CUDA's in the matrix units of the narrow types."""
+    rng = np.random.default_rng(0)
+    a, b = (mx.array(rng.integers(-4, 5, (8, 8)).astype(np.float32)).astype(dtype) for _ in "ab")
+    source = """
+        simdgroup_matrix<T, 8, 8> m, n;
+        simdgroup_float8x8 p = make_filled_simdgroup_matrix<float, 8, 8>(1);
+        simdgroup_load(m, a); simdgroup_load(n, b, 8, ulong2(0), true);
+        simdgroup_multiply_accumulate(p, m, n, p);
+        simdgroup_store(p, y);
+    """
+    launch = (spec_of(source, ("a", "b")), (a, b), (("T", dtype),), (32, 1, 1), (32, 1, 1),
+              ((8, 8),), (mx.float32,))  # fmt: skip
+    return launch, np.array(a.astype(mx.float32)) @ np.array(b.astype(mx.float32)).T + 1
+
+
 def table_of_the_language() -> dict[str, Launch]:
     """A launch of every row of the table."""
     return {
@@ -206,6 +250,30 @@ def mlx_lm_launches(dtype: mx.Dtype) -> Iterator[Launch]:
     for c in calls(dtype):
         spec = metal.KernelSpec(c.name, c.input_names, c.output_names, c.source, c.header)
         yield (spec, c.inputs, c.template, c.grid, c.threadgroup, c.output_shapes, c.output_dtypes)
+
+
+def run_on_cpu(launch: Launch) -> list[np.ndarray]:
+    """The outputs of a launch on the CPU target; what it does not write is 0."""
+    outputs = cpu.launch(cpu.prepare(*launch, 0.0, ()), launch[1])
+    return [to_numpy(x) for x in (outputs if isinstance(outputs, tuple) else (outputs,))]
+
+
+def run_on_device(launch: Launch) -> list[np.ndarray]:
+    """The outputs of a launch on a GPU; what it does not write is 0."""
+    outputs = cuda.launch(cuda.prepare(*launch, 0.0, ()), launch[1])
+    return [to_numpy(x) for x in (outputs if isinstance(outputs, tuple) else (outputs,))]
+
+
+def assert_outputs(found: Iterable[np.ndarray], launch: Launch) -> None:
+    """Raises where outputs differ from those of the CPU target by more than a rounding."""
+    for got, want in zip(found, run_on_cpu(launch), strict=True):
+        if want.dtype == np.uint16:  # bfloat16
+            got, want = ((x.astype(np.uint32) << 16).view(np.float32) for x in (got, want))
+        wide = np.complex128 if np.iscomplexobj(want) else np.float64
+        finite = want[np.isfinite(want)].astype(wide)
+        scale = np.abs(finite).max(initial=0.0)
+        eps = 2**-7 if mx.bfloat16 in launch[6] else 2**-10 if mx.float16 in launch[6] else 2**-20
+        np.testing.assert_allclose(got.astype(wide), want, rtol=eps, atol=eps * scale)
 
 
 def run_on_host(launch: Launch, folder: Path) -> list[np.ndarray]:

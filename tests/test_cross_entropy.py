@@ -233,6 +233,7 @@ def test_a_target_out_of_range_has_a_gradient_of_nan_in_plain_mlx(linear, option
     assert not np.array(gradient)[3].any()
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("linear", [False, True])
 def test_no_target_is_ignored_unless_asked(linear):
     """Not even the least integer, which stands for no index in the kernels."""

@@ -5,54 +5,34 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from cuda_launches import (
+    GEOMETRIES,
+    assert_outputs,
     distinct,
     language_kernels,
     language_modules,
     launch_of,
+    launch_of_attributes,
     mlx_lm_launches,
+    product_of_tiles,
     run_on_host,
-    spec_of,
     taken_by_cpu,
-    to_numpy,
 )
 
 from zmlx.language import SECTIONS
-from zmlx.language.attributes import SCALARS, VECTORS, WIDTH, model
-from zmlx.targets import cpu, cuda
-
-ATTRIBUTE_SOURCE = (
-    f"uint3 p = thread_position_in_grid; uint at = ((p.z * NY + p.y) * NX + p.x) * {WIDTH};\n"
-    + "".join(f"y[at++] = {name};\n" for name in SCALARS)
-    + "".join(f"y[at++] = {name}.{axis};\n" for name in VECTORS for axis in "xyz")
-)
+from zmlx.language.attributes import model
+from zmlx.targets import cuda
 
 #: Without those of texts that g++ reads otherwise than NVRTC, which compiles them (test_cuda.py).
 MODULES = [name for name in language_modules(long=False) if name != "test_declarations"]
-
-
-GEOMETRIES = [
-    (cuda.EXACT, (64, 1, 1), (32, 1, 1)),
-    (cuda.EXACT, (12, 6, 4), (4, 3, 2)),
-    (cuda.EXACT, (5, 7, 1), (256, 1, 1)),
-    (cuda.LINE, (100, 1, 1), (32, 1, 1)),
-    (cuda.LINE, (33, 1, 1), (32, 1, 1)),
-    (cuda.LINEAR, (7, 5, 1), (4, 2, 1)),
-    (cuda.LINEAR, (9, 4, 5), (4, 4, 2)),
-    (cuda.LINEAR, (1, 70, 3), (1, 33, 2)),
-    (cuda.LINEAR, (33, 3, 2), (8, 2, 2)),
-]
 
 
 @pytest.mark.parametrize(("kind", "grid", "group"), GEOMETRIES)
 def test_threads_are_where_metal_puts_them(kind, grid, group, tmp_path_factory):
     folder = tmp_path_factory.getbasetemp()  # one compilation per kind of geometry
     assert cuda.geometry("k", grid, group).kind == kind
-    sizes = tuple(mx.array(n, mx.int32) for n in grid[:2])
-    count = grid[0] * grid[1] * grid[2]
-    launch = (spec_of(ATTRIBUTE_SOURCE, ("NX", "NY")), sizes, (), grid, group,
-              ((count, WIDTH),), (mx.uint32,))  # fmt: skip
+    launch = launch_of_attributes(grid, group)
     (found,) = run_on_host(launch, folder)
-    np.testing.assert_array_equal(found, model(grid, group).reshape(count, WIDTH))
+    np.testing.assert_array_equal(found, model(grid, group).reshape(found.shape))
 
 
 def test_grids_beyond_cudas_limits_are_numbered_along_x():
@@ -72,18 +52,7 @@ def test_grids_beyond_cudas_limits_are_numbered_along_x():
 
 
 def assert_as_on_cpu(launch, folder):
-    prepared = cpu.prepare(*launch, 0.0, ())
-    expected = cpu.launch(prepared, launch[1])
-    expected = expected if isinstance(expected, tuple) else (expected,)
-    for got, want in zip(run_on_host(launch, folder), expected, strict=True):
-        want = to_numpy(want)
-        if want.dtype == np.uint16:  # bfloat16
-            got, want = ((x.astype(np.uint32) << 16).view(np.float32) for x in (got, want))
-        wide = np.complex128 if np.iscomplexobj(want) else np.float64
-        finite = want[np.isfinite(want)].astype(wide)
-        scale = np.abs(finite).max(initial=0.0)
-        eps = 2**-7 if mx.bfloat16 in launch[6] else 2**-10 if mx.float16 in launch[6] else 2**-20
-        np.testing.assert_allclose(got.astype(wide), want, rtol=eps, atol=eps * scale)
+    assert_outputs(run_on_host(launch, folder), launch)
 
 
 SHARED = [
@@ -137,19 +106,8 @@ def test_the_language_computes_what_it_does_on_the_cpu(tmp_path):
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 def test_tiles_multiply_as_matrices(dtype, tmp_path):
     """Apple's layout in registers, CUDA's in the matrix units of the narrow types."""
-    rng = np.random.default_rng(0)
-    a, b = (mx.array(rng.integers(-4, 5, (8, 8)).astype(np.float32)).astype(dtype) for _ in "ab")
-    source = """
-        simdgroup_matrix<T, 8, 8> m, n;
-        simdgroup_float8x8 p = make_filled_simdgroup_matrix<float, 8, 8>(1);
-        simdgroup_load(m, a); simdgroup_load(n, b, 8, ulong2(0), true);
-        simdgroup_multiply_accumulate(p, m, n, p);
-        simdgroup_store(p, y);
-    """
-    launch = (spec_of(source, ("a", "b")), (a, b), (("T", dtype),), (32, 1, 1), (32, 1, 1),
-              ((8, 8),), (mx.float32,))  # fmt: skip
+    launch, want = product_of_tiles(dtype)
     (found,) = run_on_host(launch, tmp_path)
-    want = np.array(a.astype(mx.float32)) @ np.array(b.astype(mx.float32)).T + 1
     np.testing.assert_array_equal(found, want)
 
 

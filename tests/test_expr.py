@@ -24,6 +24,9 @@ from zmlx.expr import (
     parse,
 )
 
+#: MLX has float64 on the CPU alone.
+pytestmark = pytest.mark.on_cpu
+
 #: An example takes no compiler.
 MANY = settings(max_examples=20 * settings().max_examples)
 

@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 
 import zmlx
-from zmlx import interop
+from zmlx import interop, launch
 
 pytestmark = pytest.mark.skipif(mx.metal.is_available(), reason="does nothing on a Mac")
+
+without_gpu = pytest.mark.skipif(
+    launch.gpu_target() is not None, reason="the GPU is real: see test_interop_cuda.py"
+)
 
 DOUBLE = "uint i = thread_position_in_grid.x; y[i] = x[i] + x[i];"
 
@@ -123,6 +127,22 @@ def test_template_dtypes_and_integers(installed):
         assert y.tolist() == [3] * 9
 
 
+def test_init_values_keep_their_sign(installed):
+    kernel = double("if (x[0] > 5) y[0] = 1;")
+    signs = [
+        np.signbit(call(kernel, mx.ones((4,)), init_value=v)[0][0].item()).item()
+        for v in (0, -0.0, 0.0, -0.0, False)
+    ]
+    assert signs == [False, True, False, True, False]
+
+
+def test_a_target_chosen_later_is_not_passed_over(installed):
+    kernel = double()
+    call(kernel, mx.ones((4,)))
+    with zmlx.target("reference"), pytest.raises(RuntimeError, match="without a reference"):
+        call(kernel, mx.ones((4,)))
+
+
 def test_init_value_fills_what_the_kernel_leaves(installed):
     kernel = double("if (thread_position_in_grid.x == 1) y[1] = x[1];")
     (y,) = call(kernel, mx.zeros((4,)), init_value=2.5)
@@ -138,6 +158,7 @@ def test_atomic_outputs(installed):
     assert y.item() == 4950
 
 
+@pytest.mark.on_cpu
 def test_ensure_row_contiguous_false_passes_strides(installed):
     source = "uint i = thread_position_in_grid.x; y[i] = x[i % 3 * x_strides[0] + i / 3];"
     x = mx.arange(6.0).reshape(3, 2)
@@ -312,6 +333,7 @@ def test_metal_is_claimed(claimed):
     assert mx.device_info()["max_recommended_working_set_size"] > 2**30
 
 
+@without_gpu
 def test_streams_of_the_gpu_are_streams_of_the_cpu(claimed):
     x = mx.ones((4,))
     own = mx.new_stream(mx.default_device())
@@ -331,6 +353,7 @@ def test_streams_of_the_gpu_are_streams_of_the_cpu(claimed):
     mx.synchronize(mx.default_stream(mx.gpu))
 
 
+@without_gpu
 def test_methods_of_arrays_take_the_gpu(claimed):
     x = mx.arange(6.0)
     for stream in (mx.gpu, mx.Device(mx.gpu), mx.new_stream(mx.gpu)):
@@ -361,6 +384,7 @@ def test_layers_and_training_work_under_a_claim(claimed):
     assert gradients["weight"].shape == (2, 3)
 
 
+@without_gpu
 def test_zmlx_still_knows_that_this_is_the_cpu(claimed):
     assert zmlx.launch.settings().target == "cpu"
     assert zmlx.kernels.softmax(mx.zeros((2, 4))).tolist() == [[0.25] * 4] * 2

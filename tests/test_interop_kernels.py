@@ -4,6 +4,7 @@ would come: in a GPU's geometry, in two orders of execution, read strictly and c
 from __future__ import annotations
 
 import pathlib
+from importlib.util import find_spec
 
 import mlx.core as mx
 import numpy as np
@@ -33,8 +34,9 @@ def launches(monkeypatch):
     for launch in recorded:
         if nvrtc.unavailable() is None:
             cuda.compiled(*launch, "sm_80")
-        text = cpu.text(launch[0], "metal", *launch[1:])
-        assert not [str(p) for p in strict.check(text)]
+        if find_spec("ziglang") is not None:
+            text = cpu.text(launch[0], "metal", *launch[1:])
+            assert not [str(p) for p in strict.check(text)]
 
 
 @pytest.fixture(params=[0, 1], ids=["breadth first", "depth first"])
@@ -564,6 +566,7 @@ static_assert(sizeof(Body) == 48 && sizeof(Lamp) == 128, "as Metal has them");
 """
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("offset", [0, 1, 2, 5])
 @pytest.mark.parametrize("group", [1, 16])
 def test_structs_with_vectors_lie_over_arrays_that_start_anywhere(offset, group):

@@ -11,6 +11,9 @@ from zmlx.kernels import cross_entropy, linear_cross_entropy
 from zmlx.kernels.linear_cross_entropy import linear_cross_entropy_reference
 from zmlx.testing import assert_matches, to_numpy
 
+#: The walk is the CPU's.
+pytestmark = pytest.mark.on_cpu
+
 ROWS = sys.modules["zmlx.kernels.linear_cross_entropy_rows"]
 
 

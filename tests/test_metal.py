@@ -86,6 +86,24 @@ def test_init_value_template_and_several_outputs():
     assert b.tolist() == [0, 1, 2, 7, 7, 7, 7, 7]
 
 
+def test_one_and_true_are_different_template_arguments():
+    kernel = metal.kernel(**{**DOUBLE, "source": "y[thread_position_in_grid.x] = sizeof(N);"})
+    sizes = [kernel(mx.ones((4,)), template={"N": n})[0].item() for n in (1, True, 1, True)]
+    assert sizes == [4, 1, 4, 1]
+
+
+def test_init_values_keep_their_sign_and_are_remembered():
+    kernel = metal.kernel(**{**DOUBLE, "source": "if (x[0] > 5) { y[0] = 1; }"})
+    values = (0, -0.0, False, 0.0, np.float32(-0.0), np.float32(0), True, 1)
+    filled = [kernel(mx.ones((4,)), init_value=v)[0].item() for v in values]
+    assert filled == [0, 0, 0, 0, 0, 0, 1, 1]
+    assert np.signbit(filled).tolist() == [False, True, False, False, True, False, False, False]
+    before = kernel.statistics["configurations"]
+    for _ in range(2):
+        assert np.isnan(kernel(mx.ones((4,)), init_value=float("nan"))[0].item())
+    assert kernel.statistics["configurations"] == before + 1
+
+
 def test_non_contiguous_inputs_are_counted():
     x = mx.arange(12).astype(mx.float32).reshape(3, 4)
     mx.eval(x)
@@ -173,6 +191,7 @@ def test_a_bad_launch(arguments, message):
         metal.kernel(**DOUBLE)(mx.ones((4,)), **arguments)
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("sizes, message", [
     ({"output_shapes": [(2**30, 2**30, 4)]}, "'output_shapes' must take less than 2^63 bytes"),
     ({"grid": (2**30, 2**30, 16)}, "'grid' must hold less than 2^63 threads"),

@@ -391,6 +391,7 @@ def test_rows_ask_for_the_next_row_and_its_place():
 # ---- values out of range ------------------------------------------------------------------------
 
 
+@pytest.mark.on_cpu
 @GEOMETRIES
 @pytest.mark.parametrize("bad", [-1, 4, 2**31 - 1])
 def test_an_expert_out_of_range_raises_at_eval(geometry, bad):
@@ -406,6 +407,7 @@ def test_too_many_experts_are_refused(experts):
         moe_sort(mx.array([[0, 1]]), num_experts=experts)
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("columns", [5, 40])
 @pytest.mark.parametrize("name", ["order", "positions"])
 def test_a_row_out_of_range_raises_at_eval(name, columns):

@@ -36,6 +36,7 @@ def test_blocks_match_float64(in_blocks, case, dtype):
     zmlx.testing.check_gradient(EXPERT_FFN, case, dtype)
 
 
+@pytest.mark.on_cpu
 def test_half_precision_widens_no_weights_without_rows():
     w = normal(64, 96, 128, dtype=mx.bfloat16)
     down = w.swapaxes(-1, -2)

@@ -378,6 +378,7 @@ def test_what_runs_is_what_was_chosen(monkeypatch):
         assert len(launched) == count
 
 
+@pytest.mark.on_cpu
 def test_the_machines_table_replaces_the_packages(tmp_path, monkeypatch):
     monkeypatch.setattr(choice, "table_path", lambda: tmp_path / "measured.json")
     choice.forget()
@@ -423,6 +424,7 @@ def test_training_goes_by_what_was_measured_with_the_gradient(table, training, e
     assert str(chosen) == expected
 
 
+@pytest.mark.on_cpu
 def test_a_layer_runs_another_way_where_its_gradient_is_slower(tmp_path, monkeypatch):
     monkeypatch.setattr(choice, "table_path", lambda: tmp_path / "measured.json")
     made = []

@@ -132,6 +132,7 @@ def test_gradients_of_experts(tokens, bias):
         assert_matches(value, gradients[key], rounded[key], name=key)
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("tokens", TOKENS)
 def test_experts_in_half_precision_run_where_mlx_has_no_product(tokens, dtype):

@@ -93,6 +93,7 @@ def test_every_form_of_import_that_mlx_s_have():
     assert schedulers is importlib.import_module("mlx.optimizers.schedulers")
 
 
+@pytest.mark.on_cpu
 @EVERY
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
 def test_trajectory_of_100_steps_is_that_of_mlx(name, options, dtype):
@@ -112,6 +113,7 @@ def test_trajectory_of_100_steps_is_that_of_mlx(name, options, dtype):
     assert ours.step.item() == theirs.step.item() == 100
 
 
+@pytest.mark.on_cpu
 @EVERY
 def test_the_geometry_of_a_gpu_gives_the_same(name, options):
     parameters = tree(0)
@@ -164,6 +166,7 @@ def test_infinite_and_missing_values_spread_as_in_mlx(name, options):
 # ---- launches -----------------------------------------------------------------------------------
 
 
+@pytest.mark.on_cpu
 def test_four_parameters_share_a_launch_of_31_buffers():
     assert steps.ADAMW_TREE.sets_per_launch == 4
     assert steps.LION_TREE.sets_per_launch == steps.SGD_TREE.sets_per_launch == 5
@@ -181,6 +184,7 @@ def compiles():
     return counts["compiles"] + counts["cache_hits"]
 
 
+@pytest.mark.on_cpu
 def test_schedules_and_other_sizes_compile_nothing_new():
     def steps_of(shapes, rate, **options):
         optimizer = optimizers.AdamW(rate, bias_correction=True, **options)
@@ -210,6 +214,7 @@ def test_the_schedule_and_the_step_advance_once():
     assert optimizer.step.item() == 3
 
 
+@pytest.mark.on_cpu
 def test_the_step_works_in_place():
     optimizer = optimizers.AdamW(1e-3)
     model = nn.Sequential(nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 300))
@@ -259,6 +264,7 @@ def test_a_subclass_with_its_own_step_is_asked():
         np.testing.assert_array_equal(to_numpy(a), to_numpy(b))
 
 
+@pytest.mark.on_cpu
 def test_dtypes_without_a_kernel_take_the_step_of_mlx():
     parameters = {
         "c": mx.ones((3,), mx.complex64), "f": mx.ones((9,)), "i": mx.ones((4,), mx.int32),
@@ -317,6 +323,7 @@ def test_checkpoints_go_with_either(first, second, tmp_path):
         np.testing.assert_allclose(to_numpy(a), to_numpy(b), rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.on_cpu
 def test_a_compiled_step_takes_the_kernel_and_keeps_its_state():
     def train(optimizer, compiled):
         mx.random.seed(3)
@@ -358,6 +365,7 @@ def test_they_may_take_the_place_of_those_of_mlx(name, options, monkeypatch):
         run(getattr(mlx_optimizers, name)(**options, fused=fused), tree(0), [tree(1)])
 
 
+@pytest.mark.on_cpu
 def test_multi_optimizer():
     def of(module):
         return mlx_optimizers.MultiOptimizer(

@@ -372,6 +372,7 @@ def test_an_offset_out_of_range_has_gradients_of_zero(geometry):
         assert np.array(a[1]).any()
 
 
+@pytest.mark.on_cpu
 def test_the_gradient_of_a_cache_takes_the_memory_of_its_cotangent():
     cache, k = normal(1, 2, 9, 8), normal(1, 2, 3, 8, seed=1)
 
@@ -384,6 +385,7 @@ def test_the_gradient_of_a_cache_takes_the_memory_of_its_cotangent():
     assert metal.statistics()["donations"] - before == 2
 
 
+@pytest.mark.on_cpu
 def test_a_cache_that_nobody_else_holds_is_filled_in_place():
     k_cache, v_cache = mx.zeros((1, 2, 64, 8)), mx.zeros((1, 2, 64, 8))
     k, v = normal(1, 2, 64, 8), normal(1, 2, 64, 8, seed=1)

@@ -75,6 +75,7 @@ def test_any_shape_and_axis(shape, axis, direction):
         np.testing.assert_allclose(np.array(got), want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("exclusive", [False, True], ids=["inclusive", "exclusive"])
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.int32], ids=str)

@@ -106,6 +106,7 @@ def test_the_gradient_goes_to_the_elements_that_were_taken():
     np.testing.assert_array_equal(np.array(dx), [[1.0, 0.0, 10.0, 100.0]])
 
 
+@pytest.mark.on_cpu
 def test_a_row_in_one_tile_is_one_launch():
     x = mx.random.normal((8, 4096))
     mx.eval(x)

@@ -1,19 +1,23 @@
 """The answers of a Mac: names of `mlx.core` that say that there is a GPU, or that take a stream.
 
-The claimed GPU is the CPU: its streams are streams of the CPU, and every function of MLX and every
-method of an array that is given the GPU as stream or device takes the CPU instead.
+Where MLX has no GPU, the claimed one is the CPU: its streams are streams of the CPU, and every
+function of MLX and every method of an array that is given the GPU as stream or device takes the CPU
+instead. Where MLX has a CUDA device, that is the GPU: devices and streams stay as they are, and
+only questions about Metal are answered.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
 import mlx.core as mx
+
+from . import launch
 
 #: Modules whose functions take a stream.
 _MODULES = ("", "distributed", "fast", "fft", "linalg", "random")
@@ -60,35 +64,60 @@ _DEVICES = (mx.Device, mx.DeviceType)
 _claimed_default = _GPU
 
 
+def _has_gpu() -> bool:
+    return launch.gpu_target() == "cuda"
+
+
 def is_gpu(stream: Any) -> bool:
     """Whether `stream`, a device, a kind of device or a stream, may stand for the GPU. A stream of
-    the CPU does where Metal is claimed, since those of the GPU are such streams."""
+    the CPU does where the GPU is only claimed, since those of the GPU are such streams."""
     if isinstance(stream, _DEVICES):
         return stream == mx.gpu
+    if _has_gpu():
+        return bool(stream.device == mx.gpu)
     return bool(mx.metal.is_available())
 
 
 def on_stream(stream: Any) -> AbstractContextManager[Any]:
     """A block whose nodes go to `stream`, which may stand for the GPU; None is the default."""
-    if stream is None or isinstance(stream, _DEVICES):
+    if stream is None:
         return nullcontext()
-    return mx.stream(stream)
+    if _has_gpu():
+        return _on_gpu(stream)
+    return nullcontext() if isinstance(stream, _DEVICES) else mx.stream(stream)
+
+
+@contextmanager
+def _on_gpu(stream: Any) -> Iterator[None]:
+    # Where the default device is the CPU, `mx.stream` restores that device's stream alone.
+    before = mx.default_stream(mx.gpu)
+    try:
+        with mx.stream(stream):
+            yield
+    finally:
+        mx.set_default_stream(before)
 
 
 def claim(patches: Patches) -> None:
     """Makes MLX answer as on a Mac."""
+    if not _has_gpu():
+        _claim_gpu(patches)
+    patches.put(mx, "device_info", device_info)
+    patches.put(mx.metal, "is_available", lambda: True)
+    patches.put(mx.metal, "device_info", lambda: device_info(_GPU))
+
+
+def _claim_gpu(patches: Patches) -> None:
     global _claimed_default
     _claimed_default = _GPU
     modules = [getattr(mx, name) if name else mx for name in _MODULES]
     for module in (*modules, mx.array):
         for attribute in sorted(vars(module)):
             function = getattr(module, attribute)
-            if _takes_device(function) and attribute not in _ANSWERS:
+            if _takes_device(function) and attribute not in (*_ANSWERS, "device_info"):
                 patches.put(module, attribute, _on_cpu(function))
     for attribute, value in _ANSWERS.items():
         patches.put(mx, attribute, value)
-    patches.put(mx.metal, "is_available", lambda: True)
-    patches.put(mx.metal, "device_info", device_info)
 
 
 def _takes_device(function: Any) -> bool:
@@ -137,25 +166,31 @@ def is_available(device: Any) -> bool:
     return True
 
 
-_cpu_info = mx.device_info
+_mlx_device_info = mx.device_info
 
 
 def device_info(device: Any = None) -> dict[str, Any]:
-    """What is true of the CPU, under the keys that Metal has too; sizes in bytes."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """What MLX says of the device, of the CPU where that is the claimed GPU, with the keys that
+    Metal has for a GPU; sizes in bytes."""
+    info: dict[str, Any] = _mlx_device_info(device if _has_gpu() else _CPU)
+    if _has_gpu():
+        if "total_memory" not in info:  # the CPU, of which a Mac says no more either
+            return info
+        memory = info["total_memory"]
+    else:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     sizes = {
         "memory_size": memory,
         "max_buffer_length": memory,
         "max_recommended_working_set_size": memory * 3 // 4,
         "resource_limit": 499_000,
     }
-    return {**_cpu_info(_CPU), **sizes}
+    return {**info, **sizes}
 
 
 _ANSWERS: dict[str, Any] = {
     "default_device": default_device,
     "set_default_device": set_default_device,
     "device_count": device_count,
-    "device_info": device_info,
     "is_available": is_available,
 }

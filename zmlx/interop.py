@@ -5,8 +5,9 @@
 
 `install()` puts `metal_kernel` of this module in the place of MLX's, so that kernels made from then
 on run on zmlx's targets. Much code makes its kernels only if Metal is available and the GPU is the
-default device: `install(claim_metal=True)` answers those questions as a Mac does, and whoever then
-asks for a GPU stream gets the stream of the CPU. On a Mac nothing is changed.
+default device: `install(claim_metal=True)` answers those questions as a Mac does. Where there is no
+GPU, whoever then asks for a stream of one gets the stream of the CPU; a GPU on CUDA keeps its
+streams. On a Mac nothing is changed.
 
 A name that a module imported from MLX before `install()` stays MLX's own.
 """
@@ -22,8 +23,8 @@ import mlx.core as mx
 
 from . import claims, launch, metal
 from .arguments import check_flag
-from .requests import check_grid
-from .targets import cpu
+from .requests import check_grid, key_of
+from .targets import cpu, cuda
 
 _NO_METAL = "No Metal back-end"
 _CONFIGURATIONS_KEPT = 256
@@ -37,10 +38,11 @@ class InstalledKernel:
 
     def __init__(self, spec: metal.KernelSpec, original: Callable[..., Any]) -> None:
         self.name = spec.name
-        self._kernel = metal.MetalKernel(spec)
+        self._spec = spec
         self._original = original
         self._scalars = False
-        self._plans: dict[Any, dict[bytes, Any]] = {}
+        # Those of the CPU under signatures alone, as `cpu.run` takes them.
+        self._plans: dict[Any, dict[Any, Any]] = {}
 
     def __repr__(self) -> str:
         return f"<metal_kernel {self.name} on zmlx>"
@@ -66,14 +68,13 @@ class InstalledKernel:
                 tuple(output_dtypes),
                 grid if grid.__class__ is tuple else tuple(grid),
                 threadgroup if threadgroup.__class__ is tuple else tuple(threadgroup),
-                # 1 and True are equal, but not as template arguments.
-                tuple([(n, v, v.__class__) for n, v in template]) if template else (),
-                init_value,
+                key_of(tuple([(n, v) for n, v in template]) if template else (), init_value),
             )
             plans = self._plans.get(key)
         except (TypeError, ValueError):
             plans = None  # MLX says what is wrong, below
-        if plans is not None and stream is None and not verbose:
+        plain = stream is None and not verbose
+        if plans is not None and plain and launch.settings().target == "cpu":
             arrays = _arrays(inputs) if self._scalars else tuple(inputs)
             result = cpu.run(plans, arrays)
             if result is not None:
@@ -94,11 +95,11 @@ class InstalledKernel:
         if verbose:
             self._print(arrays, arguments)
         with claims.on_stream(stream):
-            return self._launch(arrays, key)
+            return self._launch(arrays, key, init_value)
 
     def _validate(self, inputs: Sequence[Any], stream: Any, arguments: dict[str, Any]) -> None:
         """Raises MLX's own error for wrong arguments: MLX looks at them before it finds that it has
-        no Metal."""
+        no Metal, with CUDA as without."""
         try:
             self._original(inputs=inputs, **{**arguments, "verbose": False})
         except RuntimeError as error:
@@ -117,28 +118,24 @@ class InstalledKernel:
             *[mx.zeros(x.shape, x.dtype) for x in arrays],
         )
 
-    def _launch(self, arrays: tuple[mx.array, ...], key: Any) -> list[mx.array]:
-        shapes, dtypes, grid, threadgroup, template, init_value = key
-        template = tuple((name, value) for name, value, _ in template)
+    def _launch(
+        self, arrays: tuple[mx.array, ...], key: Any, init_value: float | None
+    ) -> list[mx.array]:
+        shapes, dtypes, grid, threadgroup, (template, *_) = key
         target = launch.settings().target
-        if target != "cpu":
-            result = self._kernel(
-                *arrays, template=template, grid=grid, threadgroup=threadgroup,
-                output_shapes=shapes, output_dtypes=dtypes, init_value=init_value,
-            )  # fmt: skip
-            return [result] if isinstance(result, mx.array) else list(result)
         if len(self._plans) >= _CONFIGURATIONS_KEPT:
             self._plans.clear()
         plans = self._plans.setdefault(key, {})
         signature = cpu.signature(arrays)
+        if target != "cpu":
+            signature = (target, signature)
         prepared = plans.get(signature)
         if prepared is None:
             check_grid(self.name, grid, shapes, init_value)
             prepared = plans[signature] = metal.prepare(
-                self._kernel.spec, "cpu", arrays, template, grid, threadgroup, shapes, dtypes,
-                init_value,
-            )  # fmt: skip
-        result = cpu.core().launch(prepared, arrays)
+                self._spec, target, arrays, template, grid, threadgroup, shapes, dtypes, init_value
+            )
+        result = (cuda if target == "cuda" else cpu).launch(prepared, arrays)
         return [result] if isinstance(result, mx.array) else list(result)
 
 
@@ -225,9 +222,9 @@ def install(*, claim_metal: bool = False) -> Installation:
     Metal it does nothing.
 
     Args:
-        claim_metal: answer `mx.metal.is_available()` and the questions about devices as a Mac
-            does, and give the CPU's stream to whoever asks for one of the GPU. `patched()` lists
-            every name.
+        claim_metal: answer `mx.metal.is_available()` and `mx.device_info()` as a Mac does. Where
+            MLX has no GPU, answer the questions about devices so too, and give the CPU's stream to
+            whoever asks for one of the GPU. `patched()` lists every name.
     """
     check_flag("install", "claim_metal", claim_metal)
     before = _state()

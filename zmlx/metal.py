@@ -25,7 +25,7 @@ import mlx.core as mx
 from . import launch
 from .arguments import IDENTIFIER, check_flag, check_names, dtype_name, python_number
 from .expr.parse import METAL_WORDS
-from .requests import Template, Triple, check_launch, shapes_of, template_of, triple
+from .requests import Template, Triple, check_launch, key_of, shapes_of, template_of, triple
 from .targets import cpu, cuda, metal
 from .transforms import Record, Reference, Rule, custom_function, is_strict
 
@@ -259,7 +259,12 @@ class MetalKernel:
                 shapes = None if dynamic else shapes
                 outputs = _outputs(self.spec, self.reference, shapes, dtypes, *arrays)
                 return outputs[0] if len(outputs) == 1 else outputs
-        key = (settings.target, tuple((x.shape, x.dtype) for x in arrays), configuration)
+        key = (
+            settings.target,
+            tuple((x.shape, x.dtype) for x in arrays),
+            key_of(configuration[0], configuration[5]),
+            configuration[1:5],
+        )
         prepared = self._launches.get(key)
         if prepared is None:
             check_launch(self.spec, arrays, *configuration)
@@ -337,22 +342,21 @@ def call(
     rule: Rule | None,
 ) -> Any:
     """Launches what `prepare` made, so that every transform finds what it needs."""
-    if target == "cpu" and not is_strict():
-        core = cpu.core()
-        if core.tracing(arrays) == 0:
-            return core.launch(prepared, arrays)
-        record = None
-        if reference is not None or rule is not None:
-            record = Record(name, reference or _no_reference(name), rule)
-        return core.launch(prepared, arrays, record)
-    launcher = {"metal": metal, "cuda": cuda, "cpu": cpu}[target or ""].launch
+    where = {"metal": metal, "cuda": cuda, "cpu": cpu}[target or ""]
+    if where is metal or is_strict():
 
-    def raw(*inputs: mx.array) -> Any:
-        return launcher(prepared, inputs)
+        def raw(*inputs: mx.array) -> Any:
+            return where.launch(prepared, inputs)
 
-    if not cpu.maybe_tracing(arrays):
-        return raw(*arrays)
-    return custom_function(name, raw, rule, reference)(*arrays)
+        if not cpu.maybe_tracing(arrays):
+            return raw(*arrays)
+        return custom_function(name, raw, rule, reference)(*arrays)
+    if cpu.core().tracing(arrays) == 0:
+        return where.launch(prepared, arrays)
+    record = None
+    if reference is not None or rule is not None:
+        record = Record(name, reference or _no_reference(name), rule)
+    return where.launch_traced(prepared, arrays, record)
 
 
 def _no_reference(name: str) -> Reference:

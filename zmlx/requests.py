@@ -39,6 +39,13 @@ def template_of(op: str, template: Any) -> Template:
     return tuple(checked)
 
 
+def key_of(template: Template, init_value: Any) -> Any:
+    """Both as a key: 1 and True are equal, and 0.0 and -0.0, but not as arguments of a kernel."""
+    kinds = tuple([value.__class__ for _, value in template])
+    number = None if init_value is None else python_number(init_value)
+    return template, kinds, init_value if number is None else (number.__class__, repr(number))
+
+
 def triple(op: str, argument: str, value: Any) -> Triple:
     """A size or up to three as three, 1 where none is given."""
     some = tuple(value) if isinstance(value, Iterable) else (value,)

@@ -249,7 +249,9 @@ def _several(x: Any) -> tuple[Any, ...]:
 def _all_gradients(
     name: str, rule: Rule, primals: Arrays, cotangents: Arrays, outputs: Arrays
 ) -> Arrays:
-    """The checked gradients of every input."""
-    wanted = range(len(primals))
-    gradients = rule(primals, cotangents, outputs, wanted)
-    return tuple(complete(name, gradients, primals, wanted))
+    """The checked gradients of every input: zeros of one that has none, being of integers."""
+    wanted = [i for i, x in enumerate(primals) if mx.issubdtype(x.dtype, mx.inexact)]
+    found = complete(name, rule(primals, cotangents, outputs, wanted), primals, wanted)
+    gradients = dict(zip(wanted, found, strict=True))
+    return tuple(gradients[i] if i in gradients else mx.zeros_like(x)
+                 for i, x in enumerate(primals))  # fmt: skip

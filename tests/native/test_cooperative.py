@@ -41,14 +41,15 @@ def test_row_sums(group: int, rows: int) -> None:
 def test_edge_groups_reduce_over_the_threads_they_have(group: int) -> None:
     """77 threads, whatever the group: the last group is smaller and its simdgroups too."""
     source = """
-        threadgroup uint total;
+        threadgroup atomic_uint total;
         uint i = thread_position_in_grid.x;
-        if (thread_index_in_threadgroup == 0) total = 0;
+        auto relaxed = memory_order_relaxed;
+        if (thread_index_in_threadgroup == 0) atomic_store_explicit(&total, 0u, relaxed);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         uint in_simdgroup = simd_sum(1u);
-        if (simd_is_first()) total += in_simdgroup;
+        if (simd_is_first()) atomic_fetch_add_explicit(&total, in_simdgroup, relaxed);
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        out[i] = total * 1000 + in_simdgroup;
+        out[i] = atomic_load_explicit(&total, relaxed) * 1000 + in_simdgroup;
     """
     result = in_every_schedule(Metal(source, output=(77, mx.uint32), grid=77, group=group))
     group = min(group, 77)

@@ -102,7 +102,8 @@ def linear_cross_entropy(
 
     Args:
         hidden: (*, D) in float32, float16 or bfloat16.
-        weight: (V, D), as of `mlx.nn.Linear`. On the CPU, half precision is multiplied in float32.
+        weight: (V, D), as of `mlx.nn.Linear`. On the CPU, half precision is multiplied in float32;
+            a GPU's products round each logit to their dtype.
         targets: (*) indices below V, in int32, uint32 or int64; as in `cross_entropy`.
         bias: (V,), or None for none.
         class_weights, ignore_index, label_smoothing, z_loss, softcap, reduction, return_lse: as in

@@ -424,15 +424,21 @@ def _quantized_ffn(
     blocks = _blocks(offsets, rows, 1)
     product = _quantized(blocks, group_size, bits)
     gate, up, down = weights
-    one = x[:, None]
+    one = matrices(x)
     hidden = swiglu(product(one, gate), product(one, up))
     return _rows(product(hidden, down), blocks).astype(x.dtype)
+
+
+def matrices(x: mx.array) -> mx.array:
+    """Rows as matrices of one row. The axis of `x[:, None]` has a stride by which sorted products
+    on a GPU read other rows (MLX 0.32.4)."""
+    return mx.unflatten(x, 0, (-1, 1))
 
 
 def _aligned(x: mx.array, blocks: _Blocks) -> mx.array:
     """Rows in their blocks; zeros where a block is not filled, so that no gradient comes of it."""
     if blocks.source is None or blocks.filled is None:
-        return x[:, None]
+        return matrices(x)
     return mx.where(blocks.filled[..., None], x[blocks.source], mx.array(0.0, x.dtype))
 
 
@@ -464,7 +470,7 @@ def _switch_glu(
     def product(rows: mx.array, weight: mx.array) -> mx.array:
         return mx.gather_mm(rows, weight.swapaxes(-1, -2), rhs_indices=experts, sorted_indices=True)
 
-    one = x[:, None]
+    one = matrices(x)
     g = product(one, gate)
     return product(g * mx.sigmoid(g) * product(one, up), down).squeeze(1)
 

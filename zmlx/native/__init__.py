@@ -38,7 +38,8 @@ FLAGS = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-w"]
 #: Sources compiled as one text, since most of the time of each would go into the headers that it
 #: shares with the others: those that need MLX's. What is named nowhere is a unit too, HOT aside.
 AGAINST_MLX = {
-    "after", "blas", "kernel", "metal_text", "pool", "primitive", "python", "python_record"
+    "after", "blas", "device_kernel", "kernel", "metal_text", "pool", "primitive", "python",
+    "python_record",
 }  # fmt: skip
 #: Loops over data. The rest is text and bookkeeping, which compiles a quarter faster at -O1 and
 #: launches no slower.

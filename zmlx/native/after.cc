@@ -1,6 +1,4 @@
 // Arrays that wait for others: MLX's Depends, which knows no jvp and no vmap, with both.
-#include <stdexcept>
-
 #include "core.h"
 #include "mlx/ops.h"
 #include "mlx/primitives.h"
@@ -16,8 +14,8 @@ class After final : public mx::Primitive {
     for (size_t i = 0; i < kept_; ++i) outputs[i].copy_shared_buffer(inputs[i]);
   }
 
-  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
-    throw std::runtime_error("[After::eval_gpu] zmlx runs it on the CPU alone.");
+  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    eval_cpu(inputs, outputs);
   }
 
   std::vector<mx::array> vjp(const std::vector<mx::array>& primals,
@@ -82,7 +80,7 @@ std::vector<mx::array> after(std::vector<mx::array> arrays, const std::vector<mx
     dtypes.push_back(x.dtype());
   }
   auto primitive =
-      std::make_shared<After>(mx::default_stream(mx::Device::cpu), arrays.size());
+      std::make_shared<After>(mx::default_stream(mx::default_device()), arrays.size());
   arrays.insert(arrays.end(), others.begin(), others.end());
   return mx::array::make_arrays(std::move(shapes), dtypes, primitive, arrays);
 }

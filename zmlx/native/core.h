@@ -139,6 +139,11 @@ std::vector<mx::array> launch(const std::shared_ptr<const Launch>&, std::vector<
                               std::shared_ptr<Record> record,
                               std::optional<mx::Stream> stream = std::nullopt);
 
+// The outputs of a launch of MLX's own, unevaluated, with a record: its node is held by one that
+// answers transforms. The first `inputs` of its inputs are those of the kernel.
+std::vector<mx::array> with_record(std::string kernel, const std::vector<mx::array>& outputs,
+                                   size_t inputs, std::shared_ptr<Record> record);
+
 // The arrays themselves, as mx::depends gives them: evaluated when the others are.
 std::vector<mx::array> after(std::vector<mx::array> arrays, const std::vector<mx::array>& others);
 

@@ -9,7 +9,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <future>
-#include <sstream>
 #include <stdexcept>
 
 #include "core.h"
@@ -20,6 +19,7 @@
 #include "mlx/scheduler.h"
 #include "mlx/utils.h"
 #include "runtime.h"
+#include "transformed.h"
 
 // Hidden in libmlx, and the first virtual function of the class, so that whoever defines it has the
 // virtual table to derive from.
@@ -297,63 +297,24 @@ struct Exported {
   std::vector<InputInfo> infos;
 };
 
-template <typename T>
-std::vector<T> first(const std::vector<T>& values, size_t count) {
-  return {values.begin(), values.begin() + count};
-}
-
-class KernelPrimitive final : public mx::fast::CustomKernel {
+class KernelPrimitive final : public Transformed<mx::fast::CustomKernel> {
  public:
   KernelPrimitive(mx::Stream stream, std::shared_ptr<const Launch> launch,
                   std::shared_ptr<Record> record, size_t inputs, Exported exported)
-      : CustomKernel(stream, std::move(exported.name), std::move(exported.text),
-                     {launch->grid[0], launch->grid[1], launch->grid[2]},
-                     {launch->threadgroup[0], launch->threadgroup[1], launch->threadgroup[2]},
-                     std::move(exported.infos), launch->kernel->spec.ensure_row_contiguous,
-                     launch->init_value, {}, false, 0, int(launch->kernel->spec.math_mode)),
+      : Transformed(launch->kernel->spec.name, std::move(record), inputs,
+                    launch->output_shapes.size(), stream, std::move(exported.name),
+                    std::move(exported.text),
+                    std::make_tuple(launch->grid[0], launch->grid[1], launch->grid[2]),
+                    std::make_tuple(launch->threadgroup[0], launch->threadgroup[1],
+                                    launch->threadgroup[2]),
+                    std::move(exported.infos), launch->kernel->spec.ensure_row_contiguous,
+                    launch->init_value, std::vector<mx::fast::ScalarArg>{}, false, 0,
+                    int(launch->kernel->spec.math_mode)),
         launch_(std::move(launch)),
-        record_(std::move(record)),
         inputs_(inputs),
         exportable_(exported.shown) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
-
-  std::vector<mx::array> vjp(const std::vector<mx::array>& primals,
-                             const std::vector<mx::array>& cotangents,
-                             const std::vector<int>& argnums,
-                             const std::vector<mx::array>& outputs) override {
-    auto gradients = record("vjp").vjp(first(primals, inputs_), cotangents, argnums, outputs);
-    expect_count("vjp", "gradients", argnums.size(), gradients.size());
-    for (size_t i = 0; i < gradients.size(); ++i) {
-      expect_like("vjp", primals[argnums[i]], gradients[i]);
-    }
-    return gradients;
-  }
-
-  std::vector<mx::array> jvp(const std::vector<mx::array>& primals,
-                             const std::vector<mx::array>& tangents,
-                             const std::vector<int>& argnums) override {
-    auto result = record("jvp").jvp(first(primals, inputs_), tangents, argnums);
-    expect_count("jvp", "tangents", launch_->output_shapes.size(), result.size());
-    return result;
-  }
-
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
-                                                           const std::vector<int>& axes) override {
-    auto result = record("vmap").vmap(first(inputs, inputs_), first(axes, inputs_));
-    expect_count("vmap", "outputs", launch_->output_shapes.size(), result.first.size());
-    expect_count("vmap", "axes", launch_->output_shapes.size(), result.second.size());
-    return result;
-  }
-
-  // A shapeless compile asks; with a reference it never meets this primitive.
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>&) override {
-    throw std::invalid_argument("[Primitive::output_shapes] " + launch_->kernel->spec.name +
-                                " cannot infer output shapes: give zmlx.metal.kernel a "
-                                "'reference' for shapeless compilation.");
-  }
-
-  bool is_equivalent(const mx::Primitive&) const override { return false; }
 
   // The name is what the exporter goes by: it must not take an empty text for a kernel's.
   const char* name() const override {
@@ -361,36 +322,7 @@ class KernelPrimitive final : public mx::fast::CustomKernel {
   }
 
  private:
-  Record& record(const char* transform) {
-    if (!record_) {
-      std::string given = std::strcmp(transform, "vjp") ? "'reference'" : "'vjp' or 'reference'";
-      throw std::invalid_argument(std::string("[Primitive::") + transform +
-                                  "] Not implemented for " + launch_->kernel->spec.name +
-                                  ": give zmlx.metal.kernel a " + given +
-                                  ", or wrap the call in mx.custom_function.");
-    }
-    return *record_;
-  }
-
-  // MLX checks none of this: it takes the cotangent for a missing gradient and any shape for right.
-  void expect_count(const char* method, const char* what, size_t wanted, size_t got) const {
-    if (wanted == got) return;
-    throw std::invalid_argument("[" + launch_->kernel->spec.name + "] '" + method +
-                                "' must return " + std::to_string(wanted) + " " + what +
-                                " but got " + std::to_string(got) + ".");
-  }
-
-  void expect_like(const char* method, const mx::array& wanted, const mx::array& got) const {
-    if (wanted.shape() == got.shape() && wanted.dtype() == got.dtype()) return;
-    std::ostringstream text;
-    text << "[" << launch_->kernel->spec.name << "] '" << method
-         << "' must return a gradient of shape " << wanted.shape() << " and dtype "
-         << wanted.dtype() << " but got " << got.shape() << " and " << got.dtype() << ".";
-    throw std::invalid_argument(text.str());
-  }
-
   std::shared_ptr<const Launch> launch_;
-  std::shared_ptr<Record> record_;
   size_t inputs_;  // without constants
   bool exportable_;
 };

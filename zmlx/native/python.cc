@@ -167,6 +167,15 @@ PyObject* py_launch(PyObject*, Arguments args, Py_ssize_t count) {
   });
 }
 
+PyObject* py_with_record(PyObject*, Arguments args, Py_ssize_t count) {
+  return guarded([&] {
+    expect_arguments("with_record", count, 4, 4);
+    return result_of(with_record(text_of(args[0]), arrays_of(args[1], "outputs"),
+                                 size_t(int_of(args[2], "inputs")),
+                                 args[3] == none ? nullptr : make_record(args[3])));
+  });
+}
+
 PyObject* py_run(PyObject*, Arguments args, Py_ssize_t count) {
   return guarded([&] {
     expect_arguments("run", count, 2, 2);
@@ -324,6 +333,9 @@ PyMethodDef functions[] = {
      "init_value, constants, donate=None, paced=False) -> Launch, compiled"},
     {"launch", (void*)py_launch, fastcall,
      "launch(launch, inputs, record=None, stream=None) -> mx.array or tuple of them"},
+    {"with_record", (void*)py_with_record, fastcall,
+     "with_record(kernel, outputs, inputs, record) -> outputs of a launch of MLX's own, as those "
+     "of a node that answers transforms; inputs: how many are the kernel's"},
     {"run", (void*)py_run, fastcall,
      "run(plans, inputs) -> the result of the launch under signature(inputs), or None when there "
      "is none or an input is traced or no mx.array"},

@@ -16,6 +16,7 @@ import mlx.core as mx
 from .. import kernels, launch
 from ..arguments import FLOATING
 from ..choice import use_kernel
+from ..kernels.moe_experts import matrices
 
 #: Choices from which on tokens are sorted, as in mlx-lm: below it few of them share an expert.
 SORTED = 64
@@ -93,7 +94,7 @@ def _by_expert(experts: Experts, x: mx.array, indices: mx.array) -> tuple[mx.arr
         gate, up, down = (p["weight"] for p in (experts.gate, experts.up, experts.down))
         return kernels.expert_ffn(rows, gate, up, down, routing.offsets), routing
     owners = indices.reshape(-1)[routing.order]
-    y = _network(experts, rows[:, None], owners, True)
+    y = _network(experts, matrices(rows), owners, True)
     return y.squeeze(-2), routing
 
 
@@ -104,7 +105,7 @@ def _plain(experts: Experts, x: mx.array, indices: mx.array) -> mx.array:
     flat = indices.reshape(-1)
     order = mx.argsort(flat)
     rows = x.reshape(-1, x.shape[-1])[order // indices.shape[-1]]
-    y = _network(experts, rows[:, None], flat[order], True).squeeze(-2)
+    y = _network(experts, matrices(rows), flat[order], True).squeeze(-2)
     return y[mx.argsort(order)].reshape(*indices.shape, y.shape[-1])
 
 

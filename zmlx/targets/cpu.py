@@ -14,6 +14,7 @@ from .. import native
 
 if TYPE_CHECKING:
     from ..metal import KernelSpec
+    from ..transforms import Record
 
 #: `maybe_tracing` inside a trace with dynamic shapes (shapeless compile).
 DYNAMIC = 2
@@ -122,6 +123,11 @@ def prepare(
 def launch(prepared: Any, arrays: tuple[mx.array, ...]) -> Any:
     """One lazy launch that refuses every transform, as MLX's own kernels do."""
     return native.load().launch(prepared, arrays)
+
+
+def launch_traced(prepared: Any, arrays: tuple[mx.array, ...], record: Record | None) -> Any:
+    """One lazy launch, whose node answers transforms by the record."""
+    return native.load().launch(prepared, arrays, record)
 
 
 def text(

@@ -21,6 +21,7 @@ from . import cpu, nvrtc
 
 if TYPE_CHECKING:
     from ..metal import KernelSpec
+    from ..transforms import Record
 
 Triple = tuple[int, int, int]
 
@@ -46,10 +47,14 @@ def unavailable() -> str | None:
     return nvrtc.unavailable() or cpu.unavailable()
 
 
+#: MLX's own, whatever `zmlx.install` puts in its place.
+_device_info = mx.device_info
+
+
 @functools.cache
 def architecture() -> str:
     """The GPU as NVRTC names it. From Hopper on, code for this very chip may use all of it."""
-    info = mx.device_info(mx.gpu)
+    info = _device_info(mx.gpu)
     major, minor = info["compute_capability_major"], info["compute_capability_minor"]
     return f"sm_{major}{minor}" + ("a" if int(major) >= 9 else "")
 
@@ -232,11 +237,14 @@ def _place(spec: KernelSpec, file: str, number: int, message: str) -> str:
     message = re.sub(r" \(declared at line \d+ of zmlx\)", "", message)
     for generated in ("zk::<unnamed>::", "metal::", "zk_"):
         message = message.replace(generated, "")
+    if "must have pointer-to-object type" in message:
+        message += "; an array of no dimensions comes as a value, without an index"
     return f"line {number} of the {file}: `{line}`: {message}"
 
 
 @dataclass(frozen=True)
 class _Launch:
+    kernel: str
     arguments: dict[str, Any]
     constants: tuple[mx.array, ...]
 
@@ -255,7 +263,9 @@ def prepare(
     """The compiled launch; a compile error raises here."""
     results = {"output_shapes": list(shapes), "output_dtypes": list(dtypes)}
     if 0 in grid:
-        return _Launch({**results, "init_value": init_value or 0}, ())
+        return _Launch(
+            spec.name, {**results, "init_value": 0 if init_value is None else init_value}, ()
+        )
     kernel = compiled(
         spec, (*arrays, *constants), template, grid, threadgroup, shapes, dtypes, architecture()
     )
@@ -268,21 +278,32 @@ def prepare(
         "threadgroup": kernel.geometry.block,
         "init_value": init_value,
         "ensure_row_contiguous": kernel.needs_contiguous,
+        # The GPU's default stream at the launch, which `mx.stream` sets.
         "stream": mx.gpu,
     }
-    return _Launch(arguments, constants)
+    return _Launch(spec.name, arguments, constants)
 
 
 def launch(prepared: Any, arrays: tuple[mx.array, ...]) -> Any:
     """One lazy launch; an array, or a tuple of several outputs."""
+    outputs = _launch(prepared, arrays)
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def launch_traced(prepared: Any, arrays: tuple[mx.array, ...], record: Record | None) -> Any:
+    """As `launch`, with a node that answers transforms by the record: MLX's own has no answers."""
+    outputs = _launch(prepared, arrays)
+    if "compiled_source" in prepared.arguments:
+        return cpu.core().with_record(prepared.kernel, outputs, len(arrays), record)
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def _launch(prepared: Any, arrays: tuple[mx.array, ...]) -> list[mx.array]:
     arguments, inputs = prepared.arguments, [*arrays, *prepared.constants]
     if "compiled_source" in arguments:
-        outputs = mx.fast.precompiled_cuda_kernel(inputs=inputs, **arguments)
-    else:  # a grid without threads
-        outputs = [
-            mx.full(shape, arguments["init_value"], dtype=dtype)
-            for shape, dtype in zip(
-                arguments["output_shapes"], arguments["output_dtypes"], strict=True
-            )
-        ]
-    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        return mx.fast.precompiled_cuda_kernel(inputs=inputs, **arguments)
+    # A grid without threads.
+    return [
+        mx.full(shape, arguments["init_value"], dtype=dtype)
+        for shape, dtype in zip(arguments["output_shapes"], arguments["output_dtypes"], strict=True)
+    ]

@@ -10,10 +10,13 @@ import mlx.core as mx
 if TYPE_CHECKING:
     from ..metal import KernelSpec
 
+#: MLX's own answer, which `zmlx.install(claim_metal=True)` replaces.
+_is_available = mx.metal.is_available
+
 
 def unavailable() -> str | None:
     """Why kernels cannot run on Metal here, with the remedy, or None where they can."""
-    if mx.metal.is_available():
+    if _is_available():
         return None
     return "the Metal target needs MLX's Metal back end, which exists on Apple silicon only"
 
