@@ -4,7 +4,8 @@ By default a few cases, the same ones every time. `--hypothesis-profile=many` dr
 does, and `--hypothesis-profile=default` other ones every time.
 
 Tests run on MLX's default device. Where that is a GPU, the kernels do, too, but for tests that are
-marked `on_cpu`: what they are about is the CPU's.
+marked `on_cpu`: what they are about is the CPU's. Of those, `on_cpu("alone")` need a machine
+without a GPU.
 """
 
 import os
@@ -16,6 +17,8 @@ import mlx.core as mx
 import pytest
 from hypothesis import settings
 
+from zmlx.launch import gpu_target
+
 settings.register_profile("few", max_examples=12, deadline=None, derandomize=True)
 settings.register_profile("many", settings.get_profile("few"), max_examples=60)
 settings.load_profile("few")
@@ -23,9 +26,12 @@ settings.load_profile("few")
 
 @pytest.fixture(autouse=True)
 def _on_cpu(request):
-    if request.node.get_closest_marker("on_cpu") is None:
+    mark = request.node.get_closest_marker("on_cpu")
+    if mark is None:
         yield
         return
+    if "alone" in mark.args and gpu_target() is not None:
+        pytest.skip("beside a GPU the CPU waits for nothing before it gives out memory")
     before = mx.default_device()
     mx.set_default_device(mx.cpu)
     yield

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import zmlx
-from zmlx import broadcasting, metal
+from zmlx import broadcasting, metal, transforms
 
 
 def close(a, b, tolerance=1e-5):
@@ -46,8 +46,10 @@ def tilted(x, y):
     return x * x * y + y
 
 
-@pytest.mark.parametrize("function", [zmlx.elementwise.binary("x * x * y + y"), tilted],
-                         ids=["expression", "jit"])  # fmt: skip
+EVERY = {"expression": zmlx.elementwise.binary("x * x * y + y"), "jit": tilted}
+
+
+@pytest.mark.parametrize("function", EVERY.values(), ids=EVERY)
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
 @pytest.mark.parametrize(
     "shapes",
@@ -159,3 +161,18 @@ def test_gradients_of_many_operands_fit_the_buffers_of_their_launches(count):
         got = mx.grad(lambda *v, f=function: f(*v).log().sum(), tuple(range(count)))(*values)
         for dx, x in zip(got, values, strict=True):
             close(dx, 1 / x if x.ndim == 2 else 3 / x, 1e-4)
+
+
+@pytest.mark.parametrize("function", EVERY.values(), ids=EVERY)
+def test_gradients_by_the_route_of_the_gpus(function):
+    """MLX's custom functions ask for the gradients of all inputs, also of numbers that say where
+    rows are."""
+    x, y = mx.random.normal((4, 3, 5)), mx.random.normal((4, 1, 5))
+
+    def slopes(f):
+        return mx.grad(lambda x, y: f(x, y).sum(), argnums=(0, 1))(x, y)
+
+    with transforms.strict():
+        got = slopes(function)
+    for a, b in zip(got, slopes(lambda x, y: x * x * y + y), strict=True):
+        close(a, b)

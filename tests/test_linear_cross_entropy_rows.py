@@ -189,6 +189,7 @@ def test_a_gradient_of_a_checkpoint(walks):
     _close(mx.grad(mx.checkpoint(ours), ALL)(*arrays), mx.grad(plain, ALL)(*arrays))
 
 
+@pytest.mark.on_cpu("alone")
 def test_a_walk_holds_a_sixteenth_of_the_logits(monkeypatch):
     monkeypatch.setattr(ROWS, "_FEWEST", 64)
     hidden, weight, targets, _, _ = problem(5, 1024, 256, 8192)

@@ -214,7 +214,7 @@ def test_the_schedule_and_the_step_advance_once():
     assert optimizer.step.item() == 3
 
 
-@pytest.mark.on_cpu
+@pytest.mark.on_cpu("alone")
 def test_the_step_works_in_place():
     optimizer = optimizers.AdamW(1e-3)
     model = nn.Sequential(nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 300))
@@ -403,6 +403,7 @@ def test_the_mask_says_what_decays(name, fused):
         np.testing.assert_allclose(to_numpy(a), to_numpy(want), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.on_cpu
 @given(
     sizes=st.lists(st.integers(0, 300), min_size=1, max_size=11),
     dtypes=st.lists(st.sampled_from(FLOATING), min_size=1, max_size=3),

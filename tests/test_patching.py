@@ -56,6 +56,7 @@ def continued(model, bits, chunks=(1, 3, 1)):
     return [model(mx.array([[7, 1, 3]])[:, :n], cache=cache) for n in chunks]
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("bits", [4, 8, 6])
 def test_quantised_caches_decode(bits):
     model = build("llama", head_dim=32)

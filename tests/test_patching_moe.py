@@ -45,6 +45,7 @@ def near(a, b, terms=TERMS, floor=0.0):
     return mx.abs(a - b).max().item() <= 4 * 2**-23 * terms**0.5 * largest
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("weights", ["float", "quantised"])
 @pytest.mark.parametrize("name", ROUTED)
 def test_routers_and_experts_are_found_and_say_the_same(name, weights):
@@ -84,6 +85,7 @@ SPELLED = {
 }
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize(
     "dtype", [mx.float32, pytest.param(mx.bfloat16, marks=pytest.mark.slow)], ids=str
 )
@@ -109,6 +111,7 @@ def test_routers_in_other_spellings(name, dtype):
         assert (mx.abs(ours - wide).max() <= allowed).item()
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("name", [*ROUTED, "qwen2_moe", "kimi_linear", "bailing_moe"])
 def test_gradients_of_sorted_tokens(name):
     model = routed(name)

@@ -424,6 +424,7 @@ def test_one_array_as_both_caches_is_not_filled_in_place():
     assert values[0, 0, 0].tolist() == [2, 2]
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("offset", [-1, 7, 2**31 - 1])
 def test_an_offset_out_of_range(offset):
     k, cache = normal(2, 2, 3, 8), normal(2, 2, 9, 8)

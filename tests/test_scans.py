@@ -90,6 +90,7 @@ def test_short_rows_are_a_block_each(dtype, reverse, exclusive):
         assert mx.array_equal(got, want), d
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("reverse, inclusive", DIRECTIONS)
 @pytest.mark.parametrize("shape, axis", [((3, 70001), 1), ((70001, 3), 0), ((2, 9001, 5), 1)])
 def test_a_long_axis_is_cut_into_parts(shape, axis, reverse, inclusive):

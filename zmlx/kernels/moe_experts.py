@@ -430,8 +430,8 @@ def _quantized_ffn(
 
 
 def matrices(x: mx.array) -> mx.array:
-    """Rows as matrices of one row. The axis of `x[:, None]` has a stride by which sorted products
-    on a GPU read other rows (MLX 0.32.4)."""
+    """Rows as matrices of one row. The axis of `x[:, None]`, or of a cotangent that `squeeze` gives
+    back, has a stride by which MLX's sorted products on a GPU read other rows (0.32.4)."""
     return mx.unflatten(x, 0, (-1, 1))
 
 

@@ -94,8 +94,7 @@ def _by_expert(experts: Experts, x: mx.array, indices: mx.array) -> tuple[mx.arr
         gate, up, down = (p["weight"] for p in (experts.gate, experts.up, experts.down))
         return kernels.expert_ffn(rows, gate, up, down, routing.offsets), routing
     owners = indices.reshape(-1)[routing.order]
-    y = _network(experts, matrices(rows), owners, True)
-    return y.squeeze(-2), routing
+    return _ascending(experts, rows, owners), routing
 
 
 def _plain(experts: Experts, x: mx.array, indices: mx.array) -> mx.array:
@@ -105,14 +104,23 @@ def _plain(experts: Experts, x: mx.array, indices: mx.array) -> mx.array:
     flat = indices.reshape(-1)
     order = mx.argsort(flat)
     rows = x.reshape(-1, x.shape[-1])[order // indices.shape[-1]]
-    y = _network(experts, matrices(rows), flat[order], True).squeeze(-2)
+    y = _ascending(experts, rows, flat[order])
     return y[mx.argsort(order)].reshape(*indices.shape, y.shape[-1])
+
+
+def _ascending(experts: Experts, rows: mx.array, owners: mx.array) -> mx.array:
+    """(R, D) rows sorted by their experts → (R, D)."""
+    y = _network(experts, matrices(rows), owners, True)
+    return mx.flatten(y, 0, 1)
 
 
 def _network(experts: Experts, x: mx.array, owners: mx.array, ascend: bool) -> mx.array:
     up = experts.up(x, owners, sorted_indices=ascend)
     gate = experts.gate(x, owners, sorted_indices=ascend)
-    return experts.down(experts.unit(up, gate), owners, sorted_indices=ascend)  # type: ignore[no-any-return]
+    hidden = experts.unit(up, gate)
+    if ascend:  # A bias may have given its strides to the sum.
+        hidden = matrices(mx.flatten(hidden, 0, 1))
+    return experts.down(hidden, owners, sorted_indices=ascend)  # type: ignore[no-any-return]
 
 
 def gating(logits: mx.array, bias: mx.array | None = None, **options: Any) -> Any:
