@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from importlib.util import find_spec
 
 import mlx.core as mx
 import numpy as np
@@ -104,6 +105,7 @@ def test_init_values_keep_their_sign_and_are_remembered():
     assert kernel.statistics["configurations"] == before + 1
 
 
+@pytest.mark.on_cpu
 def test_non_contiguous_inputs_are_counted():
     x = mx.arange(12).astype(mx.float32).reshape(3, 4)
     mx.eval(x)
@@ -219,8 +221,9 @@ def test_literals_and_buffers_that_metal_has_not():
         )
         with pytest.raises(RuntimeError, match="takes 32 buffers, more than the 31 that Metal has"):
             many(*[mx.ones((9,))] * inputs, output_shapes=[(1,)])
-        problems = strict.check(many.spec.source("metal", *[mx.ones((9,))] * inputs))
-        assert [p.message for p in problems] == ["Metal has 31 buffers for a kernel"]
+        if find_spec("ziglang") is not None:
+            problems = strict.check(many.spec.source("metal", *[mx.ones((9,))] * inputs))
+            assert [p.message for p in problems] == ["Metal has 31 buffers for a kernel"]
 
 
 def test_wrong_inputs():
@@ -298,6 +301,7 @@ def test_the_reference_target_cannot_run_raw_kernels():
         metal.kernel(**DOUBLE)(mx.ones((4,)))
 
 
+@pytest.mark.on_cpu
 def test_a_vector_load_from_a_slice():
     """The slice starts 4 bytes into its buffer; a float4 needs 16."""
     kernel = metal.kernel(

@@ -8,6 +8,7 @@ from mlx.utils import tree_flatten
 
 import zmlx
 import zmlx.nn as nn
+from zmlx.launch import gpu_target
 from zmlx.testing import assert_matches, to_numpy
 
 switch = pytest.importorskip("mlx_lm.models.switch_layers")
@@ -72,6 +73,7 @@ def wide_experts(experts, x, indices, dtype, lift):
     return out.reshape(*indices.shape, -1), {**found, "1": dx.reshape(x.shape)}
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("runs", ["zmlx", "mlx"])
 @pytest.mark.parametrize("quantized", [False, True], ids=["float", "quantised"])
 @pytest.mark.parametrize("bias", [False, True])
@@ -110,6 +112,8 @@ def test_checkpoints_of_experts_load_both_ways(tmp_path, quantized):
 @pytest.mark.parametrize("tokens", TOKENS)
 def test_gradients_of_experts(tokens, bias):
     """Against NumPy's float64, with its float32 as the base."""
+    if gpu_target() == "cuda" and tokens == TOKENS[0]:
+        pytest.skip("the driver refuses the gradient of MLX 0.32.4's gather_mm of few rows")
     ours, _ = pair(bias)
     x, indices = inputs(tokens)
 

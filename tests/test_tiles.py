@@ -9,6 +9,7 @@ from zmlx import metal, tiles
 DTYPES = [mx.float32, mx.float16, mx.bfloat16, mx.bool_, mx.uint32, mx.int8]
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("m", "n"), [(64, 64), (16, 48), (8, 1), (23, 37)])
 def test_a_tile_turned_in_registers_equals_that_of_loops(dtype, m, n):
