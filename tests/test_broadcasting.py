@@ -164,7 +164,7 @@ def test_gradients_of_many_operands_fit_the_buffers_of_their_launches(count):
 
 
 @pytest.mark.parametrize("function", EVERY.values(), ids=EVERY)
-def test_gradients_by_the_route_of_the_gpus(function):
+def test_gradients_by_the_route_of_metal(function):
     """MLX's custom functions ask for the gradients of all inputs, also of numbers that say where
     rows are."""
     x, y = mx.random.normal((4, 3, 5)), mx.random.normal((4, 1, 5))

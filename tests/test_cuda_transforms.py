@@ -22,10 +22,16 @@ from zmlx.transforms import strict
 
 @pytest.fixture(autouse=True)
 def cuda_on_the_cpu(monkeypatch):
+    on_cuda = cuda.prepare, cuda._launch
+
     def prepare(spec, *arguments):
-        return cuda._Launch(spec.name, {"compiled_source": cpu.prepare(spec, *arguments)}, ())
+        if 0 in arguments[2]:
+            return on_cuda[0](spec, *arguments)
+        return cuda._Launch(spec.full_name, {"compiled_source": cpu.prepare(spec, *arguments)}, ())
 
     def launch(prepared, arrays):
+        if not cuda.has_node(prepared):
+            return on_cuda[1](prepared, arrays)
         outputs = cpu.launch(prepared.arguments["compiled_source"], arrays)
         return list(outputs) if isinstance(outputs, tuple) else [outputs]
 
@@ -51,12 +57,12 @@ def test_without_a_rule_the_error_names_the_remedy():
     def first(x):
         return kernel()(x, W)[0]
 
-    needs = r"pair: give zmlx\.metal\.kernel a 'reference'"
+    needs = r"pair_\w{12}: give zmlx\.metal\.kernel a 'reference'"
     with pytest.raises(ValueError, match=needs):
         mx.vmap(first)(mx.stack([X, X]))
     with pytest.raises(ValueError, match=needs):
         mx.jvp(first, [X], [X])
-    with pytest.raises(ValueError, match=r"pair: give zmlx\.metal\.kernel a 'vjp' or"):
+    with pytest.raises(ValueError, match=r"pair_\w{12}: give zmlx\.metal\.kernel a 'vjp' or"):
         mx.grad(lambda x: first(x).sum())(X)
 
 
@@ -88,10 +94,26 @@ def test_only_gradients_that_are_asked_for_are_computed():
     assert asked == [(0,)]
 
 
-def test_a_node_is_not_exported_as_a_kernel_of_mlx(tmp_path):
-    pair = kernel(reference=lambda x, w: (x * w, x + w))
-    with pytest.raises(ValueError, match="Unable to serialize primitive pair"):
-        mx.export_function(str(tmp_path / "f.mlxfn"), lambda x: pair(x, W)[0], X)
+@pytest.mark.parametrize("name", ["pair", "Abs", "CustomKernel"])
+def test_a_node_is_not_exported_as_a_primitive_of_mlx(tmp_path, name):
+    own = metal.kernel(
+        name=name, input_names=["x"], output_names=["y"],
+        source="uint i = thread_position_in_grid.x; y[i] = 10 * x[i];", reference=lambda x: 10 * x,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=f"Unable to serialize primitive {name}_"):
+        mx.export_function(str(tmp_path / "f.mlxfn"), own, X)
+
+
+def test_a_grid_without_threads_keeps_its_gradient():
+    total = metal.kernel(
+        name="total", input_names=["x", "w"], output_names=["y"], source="y[0] = x[0] * w[0];",
+        reference=lambda x, w: x.sum(keepdims=True) + w,
+    )  # fmt: skip
+
+    def loss(w):
+        return total(mx.zeros((0,)), w, grid=0, output_shapes=[(1,)], init_value=0.0).sum()
+
+    assert mx.grad(loss)(mx.ones((1,))).tolist() == [1.0]
 
 
 def test_the_route_of_metal_refuses_what_mlx_s_kernels_refuse():

@@ -382,3 +382,13 @@ def test_a_rule_that_returns_no_gradients_is_refused():
     kernel = metal.kernel(**SQUARE, vjp=lambda p, c, o, w: {"x": c[0]})
     with pytest.raises((TypeError, RuntimeError), match="must return a tuple of gradients"):
         mx.grad(lambda x: kernel(x).sum())(mx.ones((4,)))
+
+
+def test_a_reference_is_not_asked_for_the_gradient_of_integers():
+    """MLX refuses it of what indices come from, even of those that depend on what is asked for."""
+    gather = metal.kernel(
+        name="gather", input_names=["x", "i"], output_names=["y"],
+        source="uint t = thread_position_in_grid.x; y[t] = x[i[t]];", reference=lambda x, i: x[i],
+    )  # fmt: skip
+    x = mx.array([3.0, 1.0, 2.0])
+    assert mx.grad(lambda x: (x * gather(x, mx.argsort(x))).sum())(x).tolist() == [3, 5, 4]

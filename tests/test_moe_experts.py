@@ -162,3 +162,11 @@ def test_rows_without_an_expert_are_nan():
     w = normal(3, 6, 4)
     out = expert_ffn(normal(8, 4), w, w, w.swapaxes(-1, -2), mx.array([0, 2, 2, 5]))
     assert np.isnan(to_numpy(out)).all(axis=-1).tolist() == [False] * 5 + [True] * 3
+
+
+def test_rows_as_matrices_have_the_strides_of_rows():
+    """MLX's sorted products on a GPU go by them, even of an axis of one."""
+    x = mx.random.normal((5, 7))
+    assert memoryview(x[:, None]).strides == (28, 4, 4)  # which is read wrongly there
+    assert memoryview(moe_experts.matrices(x)).strides == (28, 28, 4)
+    assert moe_experts.matrices(x[:0]).shape == (0, 1, 7)

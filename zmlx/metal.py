@@ -343,16 +343,14 @@ def call(
 ) -> Any:
     """Launches what `prepare` made, so that every transform finds what it needs."""
     where = {"metal": metal, "cuda": cuda, "cpu": cpu}[target or ""]
-    if where is metal or is_strict():
+    if not cpu.maybe_tracing(arrays):
+        return where.launch(prepared, arrays)
+    if where is metal or is_strict() or (where is cuda and not cuda.has_node(prepared)):
 
         def raw(*inputs: mx.array) -> Any:
             return where.launch(prepared, inputs)
 
-        if not cpu.maybe_tracing(arrays):
-            return raw(*arrays)
         return custom_function(name, raw, rule, reference)(*arrays)
-    if cpu.core().tracing(arrays) == 0:
-        return where.launch(prepared, arrays)
     record = None
     if reference is not None or rule is not None:
         record = Record(name, reference or _no_reference(name), rule)

@@ -4,7 +4,7 @@ shapes, dtypes and the value before the launch."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import prod
+from math import copysign, prod
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -39,10 +39,19 @@ def template_of(op: str, template: Any) -> Template:
     return tuple(checked)
 
 
+_NEITHER: Any = ((), (), None)
+
+
 def key_of(template: Template, init_value: Any) -> Any:
     """Both as a key: 1 and True are equal, and 0.0 and -0.0, but not as arguments of a kernel."""
+    if init_value is None and not template:
+        return _NEITHER
     kinds = tuple([value.__class__ for _, value in template])
-    number = None if init_value is None else python_number(init_value)
+    if init_value is None:
+        return template, kinds, None
+    if init_value.__class__ is float and init_value == init_value:
+        return template, kinds, (float, init_value, copysign(1.0, init_value))
+    number = python_number(init_value)
     return template, kinds, init_value if number is None else (number.__class__, repr(number))
 
 

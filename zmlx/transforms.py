@@ -1,9 +1,10 @@
 """Launches that every MLX transform can take.
 
-On the CPU the launched primitive answers the transforms itself: its vjp is the kernel's rule, and
-its jvp, vmap and missing rules are those of the reference in plain MLX. On a GPU the launch is
-MLX's CustomKernel, which knows no transform, so that a rule is attached with `mx.custom_function`.
-`strict()` makes the CPU take the GPU's route, so that tests can tell what only the CPU can do.
+On the CPU and on CUDA the launched primitive answers the transforms itself: its vjp is the kernel's
+rule, and its jvp, vmap and missing rules are those of the reference in plain MLX. On Metal the
+launch is MLX's CustomKernel, which knows no transform, so that a rule is attached with
+`mx.custom_function`.
+`strict()` makes the others take Metal's route, so that tests can tell what it cannot do.
 
 A rule takes (primals, cotangents, outputs, wanted): the kernel's inputs, one cotangent per output,
 the outputs, and the indices of the inputs whose gradient is asked for. It returns one entry per
@@ -31,7 +32,7 @@ _strict: ContextVar[bool] = ContextVar("zmlx_strict", default=False)
 
 @contextmanager
 def strict() -> Iterator[None]:
-    """Kernels on the CPU refuse what MLX's CustomKernel refuses on a GPU."""
+    """Kernels on the CPU and on CUDA refuse what MLX's CustomKernel refuses."""
     token = _strict.set(True)
     try:
         yield
@@ -99,7 +100,7 @@ def _one(x: mx.array, axis: int) -> mx.array:
 
 
 class Record:
-    """What a primitive on the CPU asks when a transform reaches it."""
+    """What a primitive of the core asks when a transform reaches it."""
 
     __slots__ = ("name", "reference", "rule")
 
@@ -108,29 +109,18 @@ class Record:
         self.reference = reference
         self.rule = rule
 
-    def _of(self, primals: Arrays, argnums: Sequence[int]) -> Callable[..., list[mx.array]]:
-        def function(*some: mx.array) -> list[mx.array]:
-            full = list(primals)
-            for i, value in zip(argnums, some, strict=True):
-                full[i] = value
-            return list(self.reference(*full))
-
-        return function
-
     def vjp(
         self, primals: Arrays, cotangents: Arrays, argnums: Sequence[int], outputs: Arrays
     ) -> Sequence[mx.array]:
         """Gradients of the wanted inputs."""
-        if self.rule is not None:
-            gradients = self.rule(primals, cotangents, outputs, argnums)
-            return complete(self.name, gradients, primals, argnums)
-        some = [primals[i] for i in argnums]
-        return mx.vjp(self._of(primals, argnums), some, list(cotangents))[1]
+        rule = self.rule or derived_rule(self.reference)
+        gradients = rule(primals, cotangents, outputs, argnums)
+        return complete(self.name, gradients, primals, argnums)
 
     def jvp(self, primals: Arrays, tangents: Arrays, argnums: Sequence[int]) -> Sequence[mx.array]:
         """Tangents of the outputs."""
         some = [primals[i] for i in argnums]
-        return mx.jvp(self._of(primals, argnums), some, list(tangents))[1]
+        return mx.jvp(_of(self.reference, primals, argnums), some, list(tangents))[1]
 
     def vmap(self, inputs: Arrays, axes: Sequence[int]) -> tuple[Arrays, tuple[int, ...]]:
         """Outputs mapped over axis 0."""
@@ -139,16 +129,35 @@ class Record:
         return tuple(outputs), (0,) * len(outputs)
 
 
-def derived_rule(name: str, reference: Reference) -> Rule:
+def _of(
+    reference: Reference, primals: Arrays, argnums: Sequence[int]
+) -> Callable[..., list[mx.array]]:
+    """`reference` as a function of some of its inputs."""
+
+    def function(*some: mx.array) -> list[mx.array]:
+        full = list(primals)
+        for i, value in zip(argnums, some, strict=True):
+            full[i] = value
+        return list(reference(*full))
+
+    return function
+
+
+def derived_rule(reference: Reference) -> Rule:
     """The rule that MLX derives from the reference."""
-    record = Record(name, reference, None)
 
     def rule(
         primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Sequence[int]
     ) -> list[mx.array | None]:
+        # Some of MLX's ops, such as a gather, refuse to be asked for the gradient of integers.
         some = [i for i in wanted if mx.issubdtype(primals[i].dtype, mx.inexact)]
         gradients: list[mx.array | None] = [None] * len(primals)
-        for i, gradient in zip(some, record.vjp(primals, cotangents, some, outputs), strict=True):
+        found = (
+            mx.vjp(_of(reference, primals, some), [primals[i] for i in some], list(cotangents))[1]
+            if some
+            else []
+        )
+        for i, gradient in zip(some, found, strict=True):
             gradients[i] = gradient
         return gradients
 
@@ -163,7 +172,7 @@ def custom_function(
     if rule is None:
         if reference is None:
             return launch
-        rule = derived_rule(name, reference)
+        rule = derived_rule(reference)
     return _with_rule(name, launch, rule)
 
 

@@ -251,7 +251,7 @@ def test_second_order(op):
 
 
 @EVERY_GRADIENT
-def test_a_gradient_by_the_route_of_the_gpus(op):
+def test_a_gradient_by_the_route_of_metal(op):
     """The launch refuses transforms as MLX's own kernels do; the rule is a custom_function."""
     values, which = case_of(op)
     with strict():

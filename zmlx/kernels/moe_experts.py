@@ -430,9 +430,10 @@ def _quantized_ffn(
 
 
 def matrices(x: mx.array) -> mx.array:
-    """Rows as matrices of one row. The axis of `x[:, None]`, or of a cotangent that `squeeze` gives
-    back, has a stride by which MLX's sorted products on a GPU read other rows (0.32.4)."""
-    return mx.unflatten(x, 0, (-1, 1))
+    """Rows as matrices of one row. The axis of `x[:, None]` has a stride by which MLX's sorted
+    products on a GPU read other rows (0.32.4), and so has that of a cotangent behind `squeeze`:
+    `mx.flatten` makes rows again."""
+    return x.reshape(-1, 1, x.shape[-1])
 
 
 def _aligned(x: mx.array, blocks: _Blocks) -> mx.array:
@@ -472,7 +473,7 @@ def _switch_glu(
 
     one = matrices(x)
     g = product(one, gate)
-    return product(g * mx.sigmoid(g) * product(one, up), down).squeeze(1)
+    return mx.flatten(product(g * mx.sigmoid(g) * product(one, up), down), 0, 1)
 
 
 register(

@@ -79,8 +79,9 @@ std::vector<mx::array> after(std::vector<mx::array> arrays, const std::vector<mx
     shapes.push_back(x.shape());
     dtypes.push_back(x.dtype());
   }
-  auto primitive =
-      std::make_shared<After>(mx::default_stream(mx::default_device()), arrays.size());
+  mx::Stream stream = arrays.at(0).has_primitive() ? arrays[0].primitive().stream()
+                                                   : mx::default_stream(mx::default_device());
+  auto primitive = std::make_shared<After>(stream, arrays.size());
   arrays.insert(arrays.end(), others.begin(), others.end());
   return mx::array::make_arrays(std::move(shapes), dtypes, primitive, arrays);
 }

@@ -1,4 +1,5 @@
 // Launches on a GPU: MLX's CustomKernel, held by a node that takes every transform.
+#include <algorithm>
 #include <stdexcept>
 
 #include "core.h"
@@ -12,7 +13,8 @@ class DeviceKernel final : public Transformed<mx::Primitive> {
  public:
   DeviceKernel(std::string kernel, std::shared_ptr<mx::Primitive> held,
                std::shared_ptr<Record> record, size_t inputs, size_t outputs)
-      : Transformed(std::move(kernel), std::move(record), inputs, outputs, held->stream()),
+      : Transformed(std::move(record), inputs, outputs, held->stream()),
+        kernel_(std::move(kernel)),
         held_(std::move(held)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
@@ -24,9 +26,13 @@ class DeviceKernel final : public Transformed<mx::Primitive> {
   }
 
   // Not that of what it holds, by which MLX would export it.
-  const char* name() const override { return kernel().c_str(); }
+  const char* name() const override { return kernel_.c_str(); }
+
+ protected:
+  const std::string& kernel() const override { return kernel_; }
 
  private:
+  std::string kernel_;
   std::shared_ptr<mx::Primitive> held_;
 };
 
@@ -35,8 +41,12 @@ class DeviceKernel final : public Transformed<mx::Primitive> {
 std::vector<mx::array> with_record(std::string kernel, const std::vector<mx::array>& outputs,
                                    size_t inputs, std::shared_ptr<Record> record) {
   const mx::array& one = outputs.at(0);
-  if (!one.has_primitive() || one.inputs().size() < inputs) {
-    throw std::invalid_argument("[with_record] 'outputs' must be those of a launch.");
+  auto of_launch = [&](const mx::array& output) {
+    return output.has_primitive() && output.primitive_id() == one.primitive_id();
+  };
+  if (!std::all_of(outputs.begin(), outputs.end(), of_launch) ||
+      one.siblings().size() + 1 != outputs.size() || one.inputs().size() < inputs) {
+    throw std::invalid_argument("[with_record] 'outputs' must be all those of a launch.");
   }
   std::vector<mx::Shape> shapes;
   std::vector<mx::Dtype> dtypes;

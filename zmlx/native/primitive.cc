@@ -301,9 +301,8 @@ class KernelPrimitive final : public Transformed<mx::fast::CustomKernel> {
  public:
   KernelPrimitive(mx::Stream stream, std::shared_ptr<const Launch> launch,
                   std::shared_ptr<Record> record, size_t inputs, Exported exported)
-      : Transformed(launch->kernel->spec.name, std::move(record), inputs,
-                    launch->output_shapes.size(), stream, std::move(exported.name),
-                    std::move(exported.text),
+      : Transformed(std::move(record), inputs, launch->output_shapes.size(), stream,
+                    std::move(exported.name), std::move(exported.text),
                     std::make_tuple(launch->grid[0], launch->grid[1], launch->grid[2]),
                     std::make_tuple(launch->threadgroup[0], launch->threadgroup[1],
                                     launch->threadgroup[2]),
@@ -311,19 +310,20 @@ class KernelPrimitive final : public Transformed<mx::fast::CustomKernel> {
                     launch->init_value, std::vector<mx::fast::ScalarArg>{}, false, 0,
                     int(launch->kernel->spec.math_mode)),
         launch_(std::move(launch)),
-        inputs_(inputs),
         exportable_(exported.shown) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
 
   // The name is what the exporter goes by: it must not take an empty text for a kernel's.
   const char* name() const override {
-    return exportable_ ? CustomKernel::name() : launch_->kernel->spec.name.c_str();
+    return exportable_ ? CustomKernel::name() : kernel().c_str();
   }
+
+ protected:
+  const std::string& kernel() const override { return launch_->kernel->spec.name; }
 
  private:
   std::shared_ptr<const Launch> launch_;
-  size_t inputs_;  // without constants
   bool exportable_;
 };
 

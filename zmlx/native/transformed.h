@@ -20,12 +20,11 @@ template <typename Base>
 class Transformed : public Base {
  public:
   template <typename... Arguments>
-  Transformed(std::string kernel, std::shared_ptr<Record> record, size_t inputs, size_t outputs,
+  Transformed(std::shared_ptr<Record> record, size_t inputs, size_t outputs,
               Arguments&&... arguments)
       : Base(std::forward<Arguments>(arguments)...),
-        kernel_(std::move(kernel)),
-        record_(std::move(record)),
         inputs_(inputs),
+        record_(std::move(record)),
         outputs_(outputs) {}
 
   std::vector<mx::array> vjp(const std::vector<mx::array>& primals,
@@ -58,7 +57,7 @@ class Transformed : public Base {
 
   // A shapeless compile asks; with a reference it never meets this primitive.
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>&) override {
-    throw std::invalid_argument("[Primitive::output_shapes] " + kernel_ +
+    throw std::invalid_argument("[Primitive::output_shapes] " + kernel() +
                                 " cannot infer output shapes: give zmlx.metal.kernel a "
                                 "'reference' for shapeless compilation.");
   }
@@ -66,13 +65,16 @@ class Transformed : public Base {
   bool is_equivalent(const mx::Primitive&) const override { return false; }
 
  protected:
-  const std::string& kernel() const { return kernel_; }
+  // Its full name, by which MLX knows no primitive of its own.
+  virtual const std::string& kernel() const = 0;
+
+  const size_t inputs_;
 
  private:
   Record& record(const std::string& transform) {
     if (!record_) {
       std::string given = transform == "vjp" ? "'vjp' or 'reference'" : "'reference'";
-      throw std::invalid_argument("[Primitive::" + transform + "] Not implemented for " + kernel_ +
+      throw std::invalid_argument("[Primitive::" + transform + "] Not implemented for " + kernel() +
                                   ": give zmlx.metal.kernel a " + given +
                                   ", or wrap the call in mx.custom_function.");
     }
@@ -82,7 +84,7 @@ class Transformed : public Base {
   // MLX checks none of this: it takes the cotangent for a missing gradient and any shape for right.
   void expect_count(const char* method, const char* what, size_t wanted, size_t got) const {
     if (wanted == got) return;
-    throw std::invalid_argument("[" + kernel_ + "] '" + method + "' must return " +
+    throw std::invalid_argument("[" + kernel() + "] '" + method + "' must return " +
                                 std::to_string(wanted) + " " + what + " but got " +
                                 std::to_string(got) + ".");
   }
@@ -90,15 +92,14 @@ class Transformed : public Base {
   void expect_like(const char* method, const mx::array& wanted, const mx::array& got) const {
     if (wanted.shape() == got.shape() && wanted.dtype() == got.dtype()) return;
     std::ostringstream text;
-    text << "[" << kernel_ << "] '" << method << "' must return a gradient of shape "
+    text << "[" << kernel() << "] '" << method << "' must return a gradient of shape "
          << wanted.shape() << " and dtype " << wanted.dtype() << " but got " << got.shape()
          << " and " << got.dtype() << ".";
     throw std::invalid_argument(text.str());
   }
 
-  std::string kernel_;
   std::shared_ptr<Record> record_;
-  size_t inputs_, outputs_;
+  size_t outputs_;
 };
 
 }  // namespace zmlx

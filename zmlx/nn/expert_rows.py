@@ -115,12 +115,12 @@ def _ascending(experts: Experts, rows: mx.array, owners: mx.array) -> mx.array:
 
 
 def _network(experts: Experts, x: mx.array, owners: mx.array, ascend: bool) -> mx.array:
-    up = experts.up(x, owners, sorted_indices=ascend)
-    gate = experts.gate(x, owners, sorted_indices=ascend)
-    hidden = experts.unit(up, gate)
-    if ascend:  # A bias may have given its strides to the sum.
-        hidden = matrices(mx.flatten(hidden, 0, 1))
-    return experts.down(hidden, owners, sorted_indices=ascend)  # type: ignore[no-any-return]
+    def project(layer: Any, x: mx.array) -> mx.array:
+        y: mx.array = layer(x, owners, sorted_indices=ascend)
+        # A bias may give its strides to the sum, and these to the cotangent.
+        return matrices(mx.flatten(y, 0, 1)) if ascend else y
+
+    return project(experts.down, experts.unit(project(experts.up, x), project(experts.gate, x)))
 
 
 def gating(logits: mx.array, bias: mx.array | None = None, **options: Any) -> Any:

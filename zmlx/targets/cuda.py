@@ -281,7 +281,7 @@ def prepare(
         # The GPU's default stream at the launch, which `mx.stream` sets.
         "stream": mx.gpu,
     }
-    return _Launch(spec.name, arguments, constants)
+    return _Launch(spec.full_name, arguments, constants)
 
 
 def launch(prepared: Any, arrays: tuple[mx.array, ...]) -> Any:
@@ -290,17 +290,19 @@ def launch(prepared: Any, arrays: tuple[mx.array, ...]) -> Any:
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
+def has_node(prepared: Any) -> bool:
+    """Whether anything is launched: a grid without threads has no node that takes transforms."""
+    return "compiled_source" in prepared.arguments
+
+
 def launch_traced(prepared: Any, arrays: tuple[mx.array, ...], record: Record | None) -> Any:
     """As `launch`, with a node that answers transforms by the record: MLX's own has no answers."""
-    outputs = _launch(prepared, arrays)
-    if "compiled_source" in prepared.arguments:
-        return cpu.core().with_record(prepared.kernel, outputs, len(arrays), record)
-    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+    return cpu.core().with_record(prepared.kernel, _launch(prepared, arrays), len(arrays), record)
 
 
 def _launch(prepared: Any, arrays: tuple[mx.array, ...]) -> list[mx.array]:
     arguments, inputs = prepared.arguments, [*arrays, *prepared.constants]
-    if "compiled_source" in arguments:
+    if has_node(prepared):
         return mx.fast.precompiled_cuda_kernel(inputs=inputs, **arguments)
     # A grid without threads.
     return [
