@@ -9,6 +9,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ import numpy as np
 import pytest
 from cuda_on_host import launch as launch_on_host
 
+import zmlx
 from zmlx import metal
 from zmlx.language import SECTIONS
 from zmlx.language.attributes import SCALARS, VECTORS, WIDTH
 from zmlx.targets import cpu, cuda, nvrtc
+from zmlx.transforms import strict
 
 ARCHITECTURES = ("sm_80", "sm_90a")
 
@@ -264,8 +267,9 @@ def run_on_device(launch: Launch) -> list[np.ndarray]:
     return [to_numpy(x) for x in (outputs if isinstance(outputs, tuple) else (outputs,))]
 
 
-def assert_outputs(found: Iterable[np.ndarray], launch: Launch) -> None:
-    """Raises where outputs differ from those of the CPU target by more than a rounding."""
+def assert_outputs(found: Iterable[np.ndarray], launch: Launch, least: float = 0.0) -> None:
+    """Raises where outputs differ from those of the CPU target by more than a rounding, and more
+    than `least`."""
     for got, want in zip(found, run_on_cpu(launch), strict=True):
         if want.dtype == np.uint16:  # bfloat16
             got, want = ((x.astype(np.uint32) << 16).view(np.float32) for x in (got, want))
@@ -273,22 +277,58 @@ def assert_outputs(found: Iterable[np.ndarray], launch: Launch) -> None:
         finite = want[np.isfinite(want)].astype(wide)
         scale = np.abs(finite).max(initial=0.0)
         eps = 2**-7 if mx.bfloat16 in launch[6] else 2**-10 if mx.float16 in launch[6] else 2**-20
-        np.testing.assert_allclose(got.astype(wide), want, rtol=eps, atol=eps * scale)
+        np.testing.assert_allclose(got.astype(wide), want, rtol=eps, atol=max(eps * scale, least))
 
 
-def run_on_host(launch: Launch, folder: Path) -> list[np.ndarray]:
-    """The outputs of a launch that is acted out on the host."""
+def placed(x: np.ndarray, first: int) -> np.ndarray:
+    """A copy that starts so many elements after a multiple of 64 bytes."""
+    room = np.empty(x.nbytes + first * x.itemsize + 64, np.uint8)
+    start = -room.ctypes.data % 64 + first * x.itemsize
+    copy = room[start : start + x.nbytes].view(x.dtype).reshape(x.shape)
+    copy[...] = x
+    return copy
+
+
+def run_on_host(launch: Launch, folder: Path, first: int = 0) -> list[np.ndarray]:
+    """The outputs of a launch that is acted out on the host, with its arrays so many elements after
+    where vectors may start."""
     spec, arrays, _, grid, group, shapes, dtypes = launch
     flags, numbers = flags_of(launch)
     place = cuda.geometry(spec.name, grid, group)
-    inputs = [to_numpy(x) for x in arrays]
+    inputs = [placed(to_numpy(x), first) for x in arrays]
     outputs = [
-        np.zeros(s, to_numpy(mx.zeros((1,), d)).dtype) for s, d in zip(shapes, dtypes, strict=True)
+        placed(np.zeros(s, to_numpy(mx.zeros((1,), d)).dtype), first)
+        for s, d in zip(shapes, dtypes, strict=True)
     ]
     launch_on_host(
         text_of(launch), flags, [*inputs, *outputs], numbers, place.grid, place.block, folder
     )
     return outputs
+
+
+@contextmanager
+def launches_with_values(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Launch]]:
+    """What is launched on CUDA inside, in the geometry of a GPU, with the values it is given; the
+    CPU computes the outputs."""
+    launches: list[Launch] = []
+
+    def prepare(spec, arrays, template, grid, group, shapes, dtypes, init_value, constants):
+        kernel = spec, template, grid, group, shapes, dtypes, constants
+        made = (spec, arrays, template, grid, group, shapes, dtypes, init_value, constants)
+        return kernel, cpu.prepare(*made)
+
+    def launch(prepared, arrays):
+        (spec, template, grid, group, shapes, dtypes, constants), on_cpu = prepared
+        mx.eval(arrays)
+        if 0 not in grid:
+            launches.append((spec, (*arrays, *constants), template, grid, group, shapes, dtypes))
+        return cpu.launch(on_cpu, arrays)
+
+    with monkeypatch.context() as patch, zmlx.target("cuda"), strict():
+        patch.setattr(cuda, "unavailable", lambda: None)
+        patch.setattr(cuda, "prepare", prepare)
+        patch.setattr(cuda, "launch", launch)
+        yield launches
 
 
 def to_numpy(x: mx.array) -> np.ndarray:

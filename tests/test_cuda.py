@@ -18,6 +18,7 @@ from cuda_launches import (
     launch_of,
     mlx_lm_launches,
     needs_nvrtc,
+    ptx_of,
     spec_of,
     table_of_the_language,
     taken_by_cpu,
@@ -102,6 +103,24 @@ def test_every_kernel_of_every_op_compiles_in_every_dtype(op, recorded):
         for dtype in (mx.float32, mx.float16, mx.bfloat16):
             call(op, case, dtype)
     assert compile_all(but_for_sizes(recorded)) == []
+
+
+@pytest.mark.parametrize(
+    "dtype, read, written",
+    [
+        (mx.float32, "ld.global.nc.v4.f32", "st.global.v4.f32"),
+        (mx.bfloat16, "ld.global.nc.v2.u32", "st.global.v4.u16"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["silu", "softmax", "rms_norm"])
+def test_steps_are_moved_as_vectors_in_registers(name, dtype, read, written, recorded):
+    with zmlx.target("cuda"):
+        get(name).function(*draw(get(name), get(name).cases[3], dtype))
+    ptx = ptx_of(recorded[0])
+    assert read in ptx
+    assert written in ptx
+    assert ".local" not in ptx
 
 
 def test_kernels_compile_for_every_generation(recorded):

@@ -1,6 +1,9 @@
 """The text that NVRTC compiles, acted out on the host (see cuda_on_host.py): threads are where
 Metal puts them, and kernels compute what they do on the CPU target."""
 
+from functools import partial
+from itertools import cycle
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -12,15 +15,20 @@ from cuda_launches import (
     language_modules,
     launch_of,
     launch_of_attributes,
+    launches_with_values,
     mlx_lm_launches,
     product_of_tiles,
     run_on_host,
     taken_by_cpu,
 )
 
+import zmlx
+from zmlx.arguments import dtype_name
 from zmlx.language import SECTIONS
 from zmlx.language.attributes import model
+from zmlx.registry import ops
 from zmlx.targets import cuda
+from zmlx.testing import differentiated, draw, gradients
 
 #: Without those of texts that g++ reads otherwise than NVRTC, which compiles them (test_cuda.py).
 MODULES = [name for name in language_modules(long=False) if name != "test_declarations"]
@@ -51,8 +59,8 @@ def test_grids_beyond_cudas_limits_are_numbered_along_x():
 # ---- what the text computes ---------------------------------------------------------------------
 
 
-def assert_as_on_cpu(launch, folder):
-    assert_outputs(run_on_host(launch, folder), launch)
+def assert_as_on_cpu(launch, folder, least=0.0):
+    assert_outputs(run_on_host(launch, folder), launch, least)
 
 
 SHARED = [
@@ -101,6 +109,45 @@ def test_the_language_computes_what_it_does_on_the_cpu(tmp_path):
     kernels = distinct(filter(taken_by_cpu, recorded))
     for launch in kernels:
         assert_as_on_cpu(launch, tmp_path)
+
+
+#: A dtype for each op; some of them by default.
+SOME = {"silu", "swiglu_packed", "softmax", "cumsum", "moe_dispatch", "dropout_add_rms_norm"}
+OPS_AND_DTYPES = [
+    pytest.param(
+        op, dtype, id=f"{op.name}-{dtype_name(dtype)}",
+        marks=() if op.name in SOME else pytest.mark.slow,
+    )
+    for op, dtype in zip(ops(), cycle([mx.float32, mx.float16, mx.bfloat16]), strict=False)
+    if op.name != "expert_ffn"  # whose products MLX's CPU has in float32 alone
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("op, dtype", OPS_AND_DTYPES)
+def test_kernels_of_the_catalogue_compute_what_they_do_on_the_cpu(op, dtype, tmp_path, monkeypatch):
+    """Steps that start on a multiple of their size, which are moved as vectors, and others."""
+    for case in op.cases[1:4:2]:
+        values = draw(op, case, dtype)
+        with launches_with_values(monkeypatch) as launches:
+            result = op.function(*values, **case.options)
+            outputs = result if isinstance(result, tuple) else (result,)
+            mx.eval(outputs)
+            if which := differentiated(op, values):
+                cotangents = [mx.ones(y.shape, y.dtype) for y in outputs]
+                function = partial(op.function, **case.options)
+                mx.eval(gradients(function, values, which, cotangents))
+        for launch in distinct(launches):
+            assert_as_on_cpu(launch, tmp_path, 1e-6)  # some outputs are roundings themselves
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.bool_], ids=str)
+@pytest.mark.parametrize("first", [0, 1])
+def test_arrays_may_start_anywhere(first, dtype, tmp_path, monkeypatch):
+    x = mx.arange(-30, 70).astype(dtype)
+    with launches_with_values(monkeypatch) as launches:
+        zmlx.elementwise.map({"y": "x > 0 ? x : 0.5", "small": "x < 3"}, ("x",))(x)
+    (launch,) = launches
+    assert_outputs(run_on_host(launch, tmp_path, first), launch)
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
