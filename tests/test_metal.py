@@ -10,6 +10,7 @@ import pytest
 
 import zmlx
 from zmlx import metal, strict
+from zmlx.targets import cpu
 
 DOUBLE = {
     "name": "double",
@@ -318,10 +319,22 @@ def test_a_vector_load_from_a_slice():
     assert mx.array_equal(y, 2 * x[1:])
 
 
+def test_without_the_core_values_are_looked_at_where_mlx_evaluates_them(monkeypatch):
+    monkeypatch.setattr(cpu, "_core_if_any", lambda: None)
+    seen = []
+
+    def f(x):
+        seen.append(cpu.have_values((x,)))
+        return x + 1
+
+    x = mx.ones((3,))
+    f(x), mx.compile(f)(x), mx.vmap(f)(x), mx.grad(lambda x: f(x).sum())(x)
+    assert seen == [True, False, False, True]
+
+
 def test_without_the_core_the_other_targets_still_run(monkeypatch):
     """As on a Mac, where the CPU core does not exist."""
     from zmlx import native
-    from zmlx.targets import cpu
 
     def missing():
         raise RuntimeError("no core here")

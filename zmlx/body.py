@@ -96,7 +96,7 @@ class BodyKernel:
                 return result
         check(self.name, [a for _, a in self._declared], [inputs[i] for i, _ in self._declared])
         tracing = 0 if settings.target == "reference" else cpu.maybe_tracing(inputs)
-        if checked and not tracing and self.values is not None:
+        if checked and self.values is not None and cpu.have_values(inputs):
             self.values(*inputs)
         if settings.target == "reference" or tracing == cpu.DYNAMIC:
             outputs = (self.dynamic if tracing else self.reference)(*inputs)

@@ -4,6 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from zmlx import launch
 from zmlx.testing import draw
 
 from .sweep import OPS, outputs
@@ -21,6 +22,18 @@ def assert_same_kinds(got, want):
 @pytest.mark.parametrize("value", SPECIAL, ids=str)
 @pytest.mark.parametrize("op", OPS, ids=lambda o: o.name)
 def test_special_value_in_an_element(op, value):
+    check_element(op, value)
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda o: o.name)
+def test_special_values_in_the_geometry_of_a_gpu(op):
+    with launch.geometry("gpu"):
+        for value in SPECIAL:
+            check_element(op, value)
+
+
+def check_element(op, value):
+    """In one element of each argument in turn."""
     values = draw(op, op.cases[1], mx.float32)
     for index, argument in enumerate(op.arguments):
         if mx.float32 not in argument.dtypes:

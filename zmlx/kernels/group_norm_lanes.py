@@ -222,7 +222,8 @@ def _forward_text(grouping: Grouping) -> str:
             ("off", "squares"),
             (
                 "const float more = off_sum / count;",
-                "const float scale = rsqrt(squares_sum / count - more * more + float(eps));",
+                "const float square = min(more * more, FLT_MAX);",
+                "const float scale = rsqrt(squares_sum / count - square + float(eps));",
                 "if (first_group + g < groups) {",
                 "    mean[place + g] = mean_of[g * RUN];",
                 "    rest[place + g] = more;",

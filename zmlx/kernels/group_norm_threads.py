@@ -90,7 +90,7 @@ def _forward_text(grouping: Grouping) -> str:
         + _sum("squares")
         + """\
     const float more = off / count;
-    const float scale = rsqrt(squares / count - more * more + float(eps));
+    const float scale = rsqrt(squares / count - min(more * more, FLT_MAX) + float(eps));
 """
         + _WALK
         + f"""\

@@ -68,7 +68,8 @@ _SCALED = Statistics(
 STATISTICS = {
     "rms": _SCALED,
     # Two passes; the second also finds by how much the mean of the first is off (Chan, Golub &
-    # LeVeque 1983), so that a mean far larger than the deviation costs no digits.
+    # LeVeque 1983), so that a mean far larger than the deviation costs no digits. Where its square
+    # overflows, the squares do, too, and their difference must be infinite, not NaN.
     "layer": Statistics(
         names=("mean", "rest", "rstd"),
         passes=(
@@ -80,7 +81,7 @@ STATISTICS = {
                 ),
                 (
                     Let("rest", "off / D"),
-                    Let("rstd", "rsqrt(squares / D - rest * rest + eps)"),
+                    Let("rstd", "rsqrt(squares / D - min(rest * rest, 3.4028234e38f) + eps)"),
                 ),
             ),
         ),

@@ -273,7 +273,7 @@ class SwitchGLU(mnn.Module):
                 f"{tuple(indices.shape)}."
             )
         count = self.down_proj.num_experts
-        if checks.ENABLED and not cpu.maybe_tracing((indices,)):
+        if checks.ENABLED and cpu.have_values((indices,)):
             values: Any = indices.reshape(-1).tolist()
             for value in values:
                 if not 0 <= value < count:

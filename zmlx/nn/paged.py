@@ -187,7 +187,7 @@ def reshape_and_cache(
             f"{tuple(v_cache.shape)}."
         )
     count = k_cache.shape[0] * k_cache.shape[1]
-    if checks.ENABLED and slots.size and not cpu.maybe_tracing((slots,)):
+    if checks.ENABLED and slots.size and cpu.have_values((slots,)):
         largest: Any = slots.max().item()
         if largest >= count:
             raise ValueError(f"[{op}] 'slots' must be below {count} but got {largest}.")

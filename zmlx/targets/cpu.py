@@ -75,6 +75,19 @@ def maybe_tracing(inputs: tuple[mx.array, ...]) -> int:
     return core.tracing(inputs) if core else 1
 
 
+def have_values(arrays: tuple[mx.array, ...]) -> bool:
+    """Whether the arrays may be looked at: they are not being traced, or no core can tell, and MLX
+    evaluates them."""
+    core = _core_if_any()
+    if core is not None:
+        return bool(core.tracing(arrays) == 0)
+    try:
+        mx.eval(*arrays)
+    except (RuntimeError, ValueError):  # inside mx.compile or mx.vmap
+        return False
+    return True
+
+
 def is_primal(x: mx.array) -> bool:
     """Whether a gradient is being taken of `x` itself, such as a parameter of a model. Also true of
     a copy in any other trace; False without the core."""
