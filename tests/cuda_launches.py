@@ -22,6 +22,7 @@ import zmlx
 from zmlx import metal
 from zmlx.language import SECTIONS
 from zmlx.language.attributes import SCALARS, VECTORS, WIDTH
+from zmlx.launch import geometry
 from zmlx.targets import cpu, cuda, nvrtc
 from zmlx.transforms import strict
 
@@ -307,6 +308,14 @@ def run_on_host(launch: Launch, folder: Path, first: int = 0) -> list[np.ndarray
 
 
 @contextmanager
+def standing_in(name: str) -> Iterator[None]:
+    """A block in whose settings kernels keep launches of their own: those that a stand-in for CUDA
+    prepared are nothing for another one."""
+    with geometry("gpu", **{name: 1}):
+        yield
+
+
+@contextmanager
 def launches_with_values(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Launch]]:
     """What is launched on CUDA inside, in the geometry of a GPU, with the values it is given; the
     CPU computes the outputs."""
@@ -324,7 +333,7 @@ def launches_with_values(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Launc
             launches.append((spec, (*arrays, *constants), template, grid, group, shapes, dtypes))
         return cpu.launch(on_cpu, arrays)
 
-    with monkeypatch.context() as patch, zmlx.target("cuda"), strict():
+    with monkeypatch.context() as patch, standing_in("values"), zmlx.target("cuda"), strict():
         patch.setattr(cuda, "unavailable", lambda: None)
         patch.setattr(cuda, "prepare", prepare)
         patch.setattr(cuda, "launch", launch)

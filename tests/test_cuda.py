@@ -20,6 +20,7 @@ from cuda_launches import (
     needs_nvrtc,
     ptx_of,
     spec_of,
+    standing_in,
     table_of_the_language,
     taken_by_cpu,
     text_of,
@@ -60,7 +61,8 @@ def recorded(monkeypatch):
     monkeypatch.setattr(cuda, "unavailable", lambda: None)
     monkeypatch.setattr(cuda, "prepare", prepare)
     monkeypatch.setattr(cuda, "launch", launch)
-    with strict():  # gradients by rules alone, since there is no node of MLX's to hold
+    # Gradients by rules alone, since there is no node of MLX's to hold.
+    with strict(), standing_in("recorded"):
         yield launches
 
 

@@ -5,6 +5,7 @@ A launch of the CPU target stands in for MLX's, which knows no transform either.
 
 import mlx.core as mx
 import pytest
+from cuda_launches import standing_in
 from ops.test_transforms import (  # noqa: F401  (tests of every op, run here once more)
     test_gradients_of_a_shapeless_compile_take_another_shape,
     test_jvp,
@@ -38,7 +39,7 @@ def cuda_on_the_cpu(monkeypatch):
     monkeypatch.setattr(cuda, "unavailable", lambda: None)
     monkeypatch.setattr(cuda, "prepare", prepare)
     monkeypatch.setattr(cuda, "_launch", launch)
-    with zmlx.target("cuda"):
+    with standing_in("transforms"), zmlx.target("cuda"):
         yield
 
 

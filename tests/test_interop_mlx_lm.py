@@ -326,10 +326,11 @@ def test_divergence_losses_and_their_gradients(dtype, vocabulary, name):
     assert_close(gradient, expected, max(ROUNDING[dtype], 2e-5))
 
 
-@pytest.mark.on_cpu
 @pytest.mark.parametrize("name", ["kl", "js"])
 def test_divergence_losses_lack_a_barrier(name):
     """Lane 0 overwrites what simdgroups that come later still read: another order shows it."""
+    if zmlx.launch.gpu_target() is not None:
+        pytest.skip("the order of threads is the CPU's to choose")
     loss = getattr(lm("tuner.losses"), f"{name}_div_loss")
     q, p = normal(2, 2000), normal(2, 2000)
     core = zmlx.native.load()
