@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
+from test_interop import call, double
 
 import zmlx
 from zmlx import claims, interop, launch
@@ -30,21 +31,6 @@ MAC_KEYS = {
     "max_recommended_working_set_size",
     "resource_limit",
 }
-
-
-def double(source="uint i = thread_position_in_grid.x; y[i] = x[i] + x[i];"):
-    return mx.fast.metal_kernel(name="double", input_names=["x"], output_names=["y"], source=source)
-
-
-def call(kernel, x, **arguments):
-    defaults = {
-        "inputs": [x],
-        "grid": (x.size, 1, 1),
-        "threadgroup": (32, 1, 1),
-        "output_shapes": [x.shape],
-        "output_dtypes": [x.dtype],
-    }
-    return kernel(**{**defaults, **arguments})
 
 
 def kind(device):

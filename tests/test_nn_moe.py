@@ -317,11 +317,12 @@ def test_checked_values_raise(monkeypatch):
         nn.SwitchGLU(8, 16, 4)(mx.zeros((1, 8)), mx.array([[9]]))
 
 
+@pytest.mark.on_cpu
 def test_checked_values_do_not_keep_a_layer_from_being_traced(monkeypatch):
     layer, x, indices = nn.SwitchGLU(8, 16, 4), mx.ones((3, 8)), mx.zeros((3, 2), mx.int32)
     want = layer(x, indices)
     monkeypatch.setattr(zmlx.checks, "ENABLED", True)
-    assert mx.allclose(mx.compile(layer)(x, indices), want, atol=1e-6).item()
+    assert mx.allclose(mx.compile(layer)(x, indices), want).item()
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -1,13 +1,7 @@
-// section steps; needs base; tokens ZMLX_STEP_LOOP ZMLX_ROWS_LOOP ZMLX_READ_STEP ZMLX_WRITE_STEP ZMLX_SET
-// Steps of elements as the header of a pattern describes them. One that starts on a multiple of its
+// section step_vectors; needs steps; tokens ZMLX_READ_STEP ZMLX_WRITE_STEP
+// Steps of elements in place of those of the section `steps`: one that starts on a multiple of its
 // size is moved as a vector, so that each load and store of a warp fills whole lines; the elements
 // of others, in slices and in rows of odd lengths, go one by one.
-
-#define ZMLX_STEP_LOOP
-#define ZMLX_ROWS_LOOP
-#define ZMLX_READ_STEP(count, pointer) metal::zk_read_step<count>(pointer)
-#define ZMLX_WRITE_STEP(count, pointer, live) metal::zk_write_step<count>(pointer, live)
-#define ZMLX_SET(step, index, type, ...) metal::zk_set<type>(step, index, (__VA_ARGS__))
 
 namespace metal {
 
@@ -74,14 +68,6 @@ struct zk_write_vectors : zk_step<T, N> {
   }
 };
 
-template <uint N, class P>
-METAL_FUNC P zk_read_step(P pointer) {
-  return pointer;
-}
-template <uint N, class P>
-METAL_FUNC P zk_write_step(P pointer, bool) {
-  return pointer;
-}
 template <uint N, class T>
   requires(zk_is_vector(N * sizeof(T)))
 METAL_FUNC zk_read_vectors<T, N> zk_read_step(const T* pointer) {
@@ -93,10 +79,6 @@ METAL_FUNC zk_write_vectors<T, N> zk_write_step(T* pointer, bool live) {
   return zk_write_vectors<T, N>(pointer, live);
 }
 
-template <class T, class P, class V>
-METAL_FUNC void zk_set(P pointer, uint index, V value) {
-  pointer[index] = T(value);
-}
 template <class T, class E, uint N, class V>
 METAL_FUNC void zk_set(zk_write_vectors<E, N>& step, uint index, V value) {
   step.zk_values[index] = T(value);
