@@ -96,28 +96,56 @@ def test_the_last_of_several_walks_asks_for_the_next_row():
     assert hint not in Rowwise((Operand("x"),), folded, (spread,)).source()
 
 
+def _computed(expression, **values):
+    """The value of C's expression over unsigned integers."""
+    return eval(expression.replace("/", "//"), values) % 2**32
+
+
+@pytest.mark.parametrize("places", [1, 4])
 @pytest.mark.parametrize("d", [4096, 5000, 96, 32, 31])
-def test_the_next_row_is_asked_for_in_four_places_that_cover_it(d):
+def test_the_next_row_is_asked_for_in_places_that_cover_it(d, places):
     total = Pass((Reduce("total", "sum", "x"),))
     source = Rowwise((Operand("x"),), (Output("y", "x - total"),), (total,)).source()
     (place,) = re.findall(r"const uint ahead_ = (.*);", source)
     u = 32
     whole = d // u * u
-    expr = place.replace("/", "//")
-    places = [eval(expr, {"i_": i, "U": u, "whole_": whole}) for i in range(0, whole, u)]
-    full = whole // u // 4 * 4
-    assert sorted(places[:full]) == list(range(0, full * u, u))
+    asked = [_computed(place, i_=i, U=u, whole_=whole, places_=places) for i in range(0, whole, u)]
+    full = whole // u // places * places
+    assert sorted(asked[:full]) == list(range(0, full * u, u))
     if d == 4096:
-        assert places[:4] == [0, 1024, 2048, 3072]
+        assert asked[:4] == ([0, 32, 64, 96] if places == 1 else [0, 1024, 2048, 3072])
 
 
-def test_a_fold_asks_for_a_page_ahead():
-    y = Output("y", "total", "per_row")
-    rows, columns = (Fold("sum", (y,), columns=c) for c in (False, True))
-    assert rows.source().count("ZMLX_PREFETCH_FAR(x_in_row + i_ + page_ + p_);") == 1
+@pytest.mark.parametrize("places", [1, 4])
+@pytest.mark.parametrize(("size", "u"), [(4, 64), (2, 64), (8, 64), (4, 16), (2, 4)])
+def test_a_fold_of_rows_asks_for_what_it_reads_some_pages_later(size, u, places):
+    source = Fold("sum", (Output("y", "total", "per_row"),)).source()
+    page = 4096 // size
+    turn, ahead = (re.search(rf"const uint {n}_ = (.*);", source)[1] for n in ("turn", "ahead"))
+    window = places * page
+    asked = []
+    for i in range(0, 3 * window, u):
+        values = {"i_": i, "first_": 0, "U": u, "places_": places, "page_": page}
+        values["turn_"] = _computed(turn, **values)
+        asked.append(i + _computed(ahead, **values))
+    assert sorted(asked) == list(range(window, 4 * window, u))
+    assert [a // page for a in asked[:places]] == list(range(places, 2 * places))
+
+
+def test_what_a_fold_asks_for():
+    def of(op, state, **how):
+        return Fold(op, (Output("y", state, "per_row"),), **how)
+
+    rows, columns = of("sum", "total"), of("sum", "total", columns=True)
+    assert rows.source().count("ZMLX_PREFETCH_FAR(x_in_row + i_ + ahead_ + p_);") == 1
     assert "#define ZMLX_PREFETCH_FAR" in rows.header
-    assert "PREFETCH" not in columns.header
-    assert "PREFETCH" not in Fold("sum", (y,), merges=True).header
+    assert "PREFETCH" not in columns.header + columns.source()
+    pair = of("min_at", "at", columns=True)
+    assert pair.source().count("ZMLX_PREFETCH_FAR(x_in_rows + (q_ + 8) * apart_ + m_ + p_);") == 1
+    assert "#define ZMLX_PREFETCH_FAR" in pair.header
+    merged = of("min_at", "at", columns=True, merges=True)
+    assert "PREFETCH" not in merged.header + merged.source()
+    assert "PREFETCH" not in of("sum", "total", merges=True).header
 
 
 @pytest.mark.parametrize(
@@ -151,7 +179,7 @@ def test_columns_take_some_rows_at_a_time_in_a_loop_that_is_unrolled(pattern):
     as long."""
     lines = pattern.source().splitlines()
     (loop,) = (i for i, line in enumerate(lines) if "for (uint r_ = 0; r_ < 8; ++r_)" in line)
-    assert "for (uint n_ = 0; n_ < N; ++n_)" in "\n".join(lines[loop - 6 : loop])
+    assert "for (uint n_ = " in "\n".join(lines[loop - 6 : loop])
     assert lines[loop - 1].strip() == "ZMLX_ROWS_LOOP"
     assert "#define ZMLX_ROWS_LOOP\n" in pattern.header
 

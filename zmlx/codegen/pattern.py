@@ -15,11 +15,11 @@ RESERVED = frozenset(
     (
         "D", "G", "N", "RPG", "STEPS", "TPR", "U", "batches", "chunk", "j", "parts", "row", "rows",
         "size",
-        "D_", "ahead_", "away_", "b_", "base_", "block_", "blocks_", "both_", "column_", "d_", "e_",
-        "end_", "first_", "front_", "full_", "group_", "i_", "item_", "items_", "k_", "lane_",
-        "last_", "later_", "live_", "more_", "n_", "p_", "page_", "part_", "place_", "q_", "r_",
-        "run_", "s_", "share_", "shift_", "slot_", "start_", "step_", "steps_", "stop_", "t_", "u_",
-        "v_", "w_", "whole_", "width_", "words_",
+        "D_", "ahead_", "apart_", "away_", "b_", "base_", "block_", "blocks_", "both_", "column_",
+        "d_", "e_", "end_", "first_", "front_", "full_", "group_", "i_", "item_", "items_", "k_",
+        "lane_", "last_", "later_", "live_", "m_", "more_", "n_", "p_", "page_", "part_", "place_",
+        "places_", "q_", "r_", "run_", "s_", "share_", "shift_", "slot_", "some_", "start_",
+        "step_", "steps_", "stop_", "t_", "turn_", "u_", "v_", "w_", "whole_", "width_", "words_",
     )
 )  # fmt: skip
 SUFFIXES = (

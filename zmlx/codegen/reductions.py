@@ -119,9 +119,11 @@ def _fold(body: Body, name: str, op: str, type_: str, parts: str) -> None:
 
 #: Header of every kernel that asks for memory ahead.
 PREFETCH_HEADER = """
-// ZMLX_PREFETCH_FAR asks for what is wanted later; the CPU target defines it.
+// ZMLX_PREFETCH_FAR asks for what is wanted later, in ZMLX_PLACES_AHEAD places in turn; the CPU
+// target defines both.
 #ifndef ZMLX_PREFETCH_FAR
 #define ZMLX_PREFETCH_FAR(pointer)
+#define ZMLX_PLACES_AHEAD 1
 #endif
 """
 

@@ -277,13 +277,16 @@ class Rowwise(Pattern):
 
     def _prefetch(self, body: Body) -> None:
         """Asks for the next row, which one thread otherwise waits for in the first sweep while it
-        has little arithmetic to do. The last sweep has the row itself in the cache. In four places
-        in turn, since a processor's own fetching ahead goes on in several pages at a time."""
+        has little arithmetic to do. The last sweep has the row itself in the cache."""
         rows = [x for x in self.inputs if x.kind == "row" and not x.index]
         if not rows:
             return
         body.open(f"if (TPR == 1 && D <= {_LONGEST_AHEAD})")
-        body.add("const uint ahead_ = i_ / U % 4 * (whole_ / U / 4 * U) + i_ / U / 4 * U;")
+        body.add("const uint places_ = ZMLX_PLACES_AHEAD;")
+        body.add(
+            "const uint ahead_ = i_ / U % places_ * (whole_ / U / places_ * U)"
+            " + i_ / U / places_ * U;"
+        )
         for x in rows:
             width = "D" if x.parts == 1 else f"(D * {x.parts})"
             pointer = f"{array(x, '_in')}_row"

@@ -52,8 +52,13 @@ pub const Fold = struct {
     }
 
     pub fn header(p: Fold, _: Allocator) Error![]const u8 {
-        if (p.columns) return if (p.merges) "" else tables.step_header;
-        return if (p.merges) tables.step_header else tables.step_header ++ tables.prefetch_header;
+        if (p.columns and p.merges) return "";
+        return if (p.asksAhead()) tables.step_header ++ tables.prefetch_header else tables.step_header;
+    }
+
+    /// Whether memory is asked for before it is read.
+    fn asksAhead(p: Fold) bool {
+        return !p.merges and (p.monoid().states.len > 1 or !p.columns);
     }
 
     pub fn monoid(p: Fold) Monoid {
@@ -81,6 +86,8 @@ pub fn axisConstants(columns: bool) []const []const u8 {
 
 /// Rows that are folded at a time along columns.
 const together = 8;
+/// Of which the next are asked for at a time.
+const columns_ahead = 64;
 
 const Writer = struct {
     p: Fold,
@@ -175,15 +182,19 @@ const Writer = struct {
         try body.close();
     }
 
-    /// Once in each page of 4096 bytes that one thread reads, asks for the first quarter of the page
-    /// after it: a processor's own fetching ahead ends with a page, and goes on in several pages at
-    /// a time.
+    /// Asks for what one thread reads a page of 4096 bytes later: a processor's own fetching ahead
+    /// ends with a page.
     fn prefetch(body: *Body) Error!void {
+        const turn = "const uint turn_ = (i_ - first_) / U % (places_ * page_ / U);";
+        const ahead = "const uint ahead_ = (places_ + turn_ % places_) * page_" ++
+            " + turn_ / places_ * U - turn_ * U;";
         try body.add("const uint page_ = 4096 / sizeof(*x_in);", .{});
-        try body.open("if (TPR == 1 && (item_ / parts * D + i_) % page_ < U)", .{});
-        try body.open("for (uint p_ = 0; p_ < page_ / 4; p_ += page_ / 64)", .{});
-        try body.add("ZMLX_PREFETCH_FAR(x_in_row + i_ + page_ + p_);", .{});
-        try body.close();
+        try body.add("const uint places_ = ZMLX_PLACES_AHEAD;", .{});
+        try body.add(turn, .{});
+        try body.add(ahead, .{});
+        const count = "for (uint p_ = 0; TPR == 1 && p_ < U; p_ += 64 / sizeof(*x_in))";
+        try body.open(count, .{});
+        try body.add("ZMLX_PREFETCH_FAR(x_in_row + i_ + ahead_ + p_);", .{});
         try body.close();
     }
 
@@ -284,13 +295,27 @@ const Writer = struct {
         try body.close();
     }
 
-    /// Some rows at a time, whose states are loaded and stored once.
+    /// Some rows at a time, whose states are loaded and stored once; those after them are asked for
+    /// meanwhile.
     fn columnsTogether(w: *Writer, stop: []const u8, suffix: []const u8) Error!void {
         const body = &w.body;
         try body.open("for (; width_ == N && {s} - i_ >= {d}; i_ += {d})", .{ stop, together, together });
         try body.add("auto x_in_rows = x_in_first + size_t(i_) * D;", .{});
         try body.add("const size_t apart_ = D;", .{});
-        try body.open("for (uint n_ = 0; n_ < N; ++n_)", .{});
+        const asks = w.p.asksAhead();
+        if (asks) {
+            try body.add("const uint some_ = N % {d} == 0 ? {d} : N;", .{ columns_ahead, columns_ahead });
+            try body.open("for (uint m_ = 0; m_ < N; m_ += some_)", .{});
+            try body.open("for (uint q_ = 0; q_ < {d}; ++q_)", .{together});
+            try body.open("for (uint p_ = 0; p_ < some_; p_ += 64 / sizeof(*x_in))", .{});
+            const ahead = "ZMLX_PREFETCH_FAR(x_in_rows + (q_ + {d}) * apart_ + m_ + p_);";
+            try body.add(ahead, .{together});
+            try body.close();
+            try body.close();
+            try body.open("for (uint n_ = m_; n_ < m_ + some_; ++n_)", .{});
+        } else {
+            try body.open("for (uint n_ = 0; n_ < N; ++n_)", .{});
+        }
         for (w.m.states, 0..) |s, i| {
             try body.add("{s} {s} = {s}{s}[n_];", .{ w.typeOf(i), s.name, s.name, suffix });
         }
@@ -304,6 +329,7 @@ const Writer = struct {
         try body.close();
         for (w.m.states) |s| try body.add("{s}{s}[n_] = {s};", .{ s.name, suffix, s.name });
         try body.close();
+        if (asks) try body.close();
         if (w.m.step.len > 0) try body.add("steps_ += {d};", .{together});
         try body.close();
     }

@@ -333,14 +333,15 @@ pub const Rowwise = struct {
     }
 
     /// Asks for the next row, which one thread otherwise waits for in the first sweep while it has
-    /// little arithmetic to do. The last sweep has the row itself in the cache. In four places in
-    /// turn, since a processor's own fetching ahead goes on in several pages at a time.
+    /// little arithmetic to do. The last sweep has the row itself in the cache.
     fn prefetch(p: Rowwise, body: *Body) Error!void {
         for (p.inputs) |x| {
             if (x.kind == .row and x.index.len == 0) break;
         } else return;
         try body.open("if (TPR == 1 && D <= {d})", .{longest_ahead});
-        const ahead = "const uint ahead_ = i_ / U % 4 * (whole_ / U / 4 * U) + i_ / U / 4 * U;";
+        const ahead = "const uint ahead_ = i_ / U % places_ * (whole_ / U / places_ * U)" ++
+            " + i_ / U / places_ * U;";
+        try body.add("const uint places_ = ZMLX_PLACES_AHEAD;", .{});
         try body.add(ahead, .{});
         for (p.inputs) |x| {
             if (x.kind != .row or x.index.len != 0) continue;
