@@ -55,43 +55,50 @@ SPREAD = """\
     }
 """
 
+#: U columns of the sum are taken through all rows in registers.
 GATHER = """\
     const size_t first = size_t(thread_position_in_grid.x) * V;
     const size_t token = thread_position_in_grid.y;
     const size_t D_ = D;
     for (size_t start = first; start < min(first + V, D_); start += U) {
-        float sum[U] = {0};
-        const bool whole = start + U <= D_;
-        for (uint a = 0; a < K; ++a) {
-            const int64_t row = int64_t(positions[token * K + a]);
-            const bool valid = row >= 0 && row < int64_t(rows);
-            if (!valid && start == 0) {
-                ZMLX_FAIL("positions", row);
-            }
-            auto from = x + (valid ? size_t(row) : size_t(0)) * D_ + start;
-            const float w = valid ? float(@WEIGHT@) : NAN;
-            if (whole) {
+        auto to = y + token * D_ + start;
+        if (start + U <= D_) {
+            float sum[U] = {0};
+            for (uint a = 0; a < K; ++a) {
+                @ROW@
+                // Rows lie anywhere, so that each is asked for while its columns before are summed.
+                for (uint u = 0; u < U; u += 64 / sizeof(T)) {
+                    ZMLX_PREFETCH(from + 1024 / sizeof(T) + u);
+                }
                 for (uint u = 0; u < U; ++u) {
                     sum[u] += w * float(from[u]);
                 }
-            } else {
-                for (uint u = 0; u < D_ - start; ++u) {
-                    sum[u] += w * float(from[u]);
-                }
             }
-        }
-        auto to = y + token * D_ + start;
-        if (whole) {
             for (uint u = 0; u < U; ++u) {
                 to[u] = T(sum[u]);
             }
         } else {
             for (uint u = 0; u < D_ - start; ++u) {
-                to[u] = T(sum[u]);
+                float sum = 0.0f;
+                for (uint a = 0; a < K; ++a) {
+                    @ROW@
+                    sum += w * float(from[u]);
+                }
+                to[u] = T(sum);
             }
         }
     }
-"""
+""".replace(
+    "@ROW@",
+    """\
+const int64_t row = int64_t(positions[token * K + a]);
+                const bool valid = row >= 0 && row < int64_t(rows);
+                if (!valid && start == 0) {
+                    ZMLX_FAIL("positions", row);
+                }
+                auto from = x + (valid ? size_t(row) : size_t(0)) * D_ + start;
+                const float w = valid ? float(@WEIGHT@) : NAN;""",
+)
 
 #: A group of TPR threads per slot.
 DOT = """\
