@@ -177,6 +177,33 @@ def test_streams_of_the_cpu_are_refused_as_on_a_mac(machine, claim_metal):
 # ---- launches ------------------------------------------------------------------------------------
 
 
+def test_mlx_looks_at_the_arguments_of_a_configuration_once(machine, monkeypatch):
+    x, looked = mx.ones((4,)), []
+
+    def original(self, inputs, stream, arguments):
+        looked.append(tuple(inputs))
+        return validate(self, inputs, stream, arguments)
+
+    validate = interop.InstalledKernel._validate
+    monkeypatch.setattr(interop.InstalledKernel, "_validate", original)
+    with zmlx.install():
+        kernel = double()
+        for _ in range(3):
+            assert call(kernel, x)[0].tolist() == [7] * 4
+        assert len(looked) == 1
+        for _ in range(2):
+            call(kernel, x, inputs=[2.0])
+        assert len(looked) == 2
+        # Whatever is unlike a launch before is looked at, and refused as MLX does.
+        for wrong in ([x, x], [], ["no"]):
+            with pytest.raises((ValueError, TypeError)):
+                call(kernel, x, inputs=wrong)
+        with pytest.raises(ValueError, match="Only supports the GPU"):
+            call(kernel, x, stream=mx.cpu)
+    assert len(looked) == 6
+    assert len(machine.launched) == 5
+
+
 def test_a_configuration_is_prepared_once(machine):
     x = mx.ones((4,))
     with zmlx.install():

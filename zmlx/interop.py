@@ -29,6 +29,7 @@ from .targets import cpu, cuda
 _NO_METAL = "No Metal back-end"
 _CONFIGURATIONS_KEPT = 256
 _ARRAY = mx.array
+_INPUTS = (mx.array, bool, int, float)
 
 _mlx_metal_kernel: Callable[..., Any] = mx.fast.metal_kernel
 
@@ -74,9 +75,8 @@ class InstalledKernel:
         except (TypeError, ValueError):
             plans = None  # MLX says what is wrong, below
         plain = stream is None and not verbose
-        if plans is not None and plain and launch.settings().target == "cpu":
-            arrays = _arrays(inputs) if self._scalars else tuple(inputs)
-            result = cpu.run(plans, arrays)
+        if plans is not None and plain:
+            result = self._again(plans, inputs)
             if result is not None:
                 return [result] if result.__class__ is _ARRAY else list(result)
         arguments = {
@@ -96,6 +96,18 @@ class InstalledKernel:
             self._print(arrays, arguments)
         with claims.on_stream(stream):
             return self._launch(arrays, key, init_value)
+
+    def _again(self, plans: dict[Any, Any], inputs: Sequence[Any]) -> Any:
+        """The outputs of a launch that was prepared before, when MLX looked at its arguments; None
+        if none was."""
+        target = launch.settings().target
+        if target == "cpu":
+            return cpu.run(plans, _arrays(inputs) if self._scalars else tuple(inputs))
+        if target != "cuda" or not all(isinstance(x, _INPUTS) for x in inputs):
+            return None
+        arrays = _arrays(inputs)
+        prepared = plans.get((target, cpu.signature(arrays)))
+        return None if prepared is None else cuda.launch(prepared, arrays)
 
     def _validate(self, inputs: Sequence[Any], stream: Any, arguments: dict[str, Any]) -> None:
         """Raises MLX's own error for wrong arguments: MLX looks at them before it finds that it has
