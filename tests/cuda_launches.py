@@ -307,11 +307,14 @@ def run_on_host(launch: Launch, folder: Path, first: int = 0) -> list[np.ndarray
     return outputs
 
 
+_blocks = itertools.count()
+
+
 @contextmanager
 def standing_in(name: str) -> Iterator[None]:
     """A block in whose settings kernels keep launches of their own: those that a stand-in for CUDA
-    prepared are nothing for another one."""
-    with geometry("gpu", **{name: 1}):
+    prepared are nothing for another one, nor for the next block of its own."""
+    with geometry("gpu", **{name: next(_blocks)}):
         yield
 
 

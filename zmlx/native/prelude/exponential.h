@@ -52,10 +52,12 @@ ZK_INLINE float exp(float x) {
 ZK_MATH_1(exp)
 
 // exp(x) of an x that is at most 88, infinite or NaN, in five sixths of the time: of the exponents
-// of 2, 127 is the largest, and whatever is far above it overflows by itself.
+// of 2, 127 is the largest, and whatever is far above it overflows by itself. The smaller of the bits
+// of two positive floats is one instruction, that of the floats two in g++'s vectors.
 ZK_INLINE float zk_exp_bounded(float x) {
   constexpr float shift = 0x1.8p23f + 127.0f;
-  float shifted = min(fma(x, 0x1.715476p+0f, shift), shift + 127.0f);
+  int bits = as_type<int>(fma(x, 0x1.715476p+0f, shift)), most = as_type<int>(shift + 127.0f);
+  float shifted = as_type<float>(bits < most ? bits : most);
   float n = shifted - shift;
   float r = fma(n, -0x1.62e43p-1f, x);
   r = fma(n, 0x1.05c61p-29f, r);
@@ -165,7 +167,7 @@ ZK_INLINE float tanh(float x) {
   p = fma(p, s, 0x1.1106f6p-3f);
   p = fma(p, s, -0x1.555532p-2f);
   float small = fma(p, s * a, a);
-  float large = 1.0f - 2.0f / (exp(2.0f * a) + 1.0f);
+  float large = 1.0f - 2.0f / (zk_exp_bounded(2.0f * a) + 1.0f);
   return copysign(a < 0.625f ? small : large, x);
 }
 ZK_MATH_1(tanh)
