@@ -146,7 +146,7 @@ class Fold(Pattern):
         ahead ends with a page."""
         body.add("const uint page_ = 4096 / sizeof(*x_in);")
         body.add("const uint places_ = ZMLX_PLACES_AHEAD;")
-        body.add("const uint turn_ = (i_ - first_) / U % (places_ * page_ / U);")
+        body.add("const uint turn_ = (i_ - first_) / U % ((places_ * page_ - 1) / U + 1);")
         body.add(
             "const uint ahead_ = (places_ + turn_ % places_) * page_"
             " + turn_ / places_ * U - turn_ * U;"

@@ -185,7 +185,7 @@ const Writer = struct {
     /// Asks for what one thread reads a page of 4096 bytes later: a processor's own fetching ahead
     /// ends with a page.
     fn prefetch(body: *Body) Error!void {
-        const turn = "const uint turn_ = (i_ - first_) / U % (places_ * page_ / U);";
+        const turn = "const uint turn_ = (i_ - first_) / U % ((places_ * page_ - 1) / U + 1);";
         const ahead = "const uint ahead_ = (places_ + turn_ % places_) * page_" ++
             " + turn_ / places_ * U - turn_ * U;";
         try body.add("const uint page_ = 4096 / sizeof(*x_in);", .{});
