@@ -235,6 +235,7 @@ export void float_to_half(const float* x, half* y, long n) { convert(x, y, n, tr
 export void bfloat_to_float(const bfloat* x, float* y, long n) { convert(x, y, n, true); }
 export void float_to_bfloat(const float* x, bfloat* y, long n) { convert(x, y, n, true); }
 export void dropped(const float* x, half* y, long n) { convert(x, y, n, false); }
+export void dropped_bfloat(const float* x, bfloat* y, long n) { convert(x, y, n, false); }
 """)
 
 
@@ -263,10 +264,45 @@ def test_steps_are_converted_as_single_elements_are(processor, step):
     rounded = np.empty(x.size, np.uint16)
     call(steps.float_to_bfloat, x, rounded)
     np.testing.assert_array_equal(rounded, bfloat_of(x))
+    # Elements that are not converted in registers are stored one by one, live or not.
     if processor == "haswell":
         untouched = np.zeros(x.size, np.uint16)
         call(steps.dropped, x, untouched)
         assert not untouched.any()
+        if step < 16:
+            call(steps.dropped_bfloat, x, untouched)
+            assert not untouched.any()
+
+
+FOLD = exported("""
+export void fold(const float* x, float* y, long n) {
+  float part[STEP];
+  ZMLX_STEP_LOOP
+  for (uint u = 0; u < STEP; ++u) part[u] = INFINITY;
+  for (long i = 0; i < n; i += STEP) {
+    ZMLX_STEP_LOOP
+    for (uint u = 0; u < STEP; ++u) part[u] = part[u] < x[i + u] ? part[u] : x[i + u];
+  }
+  ZMLX_STEP_LOOP
+  for (uint u = 0; u < STEP; ++u) y[u] = part[u];
+}
+""")
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names x86-64's processors")
+@pytest.mark.parametrize("processor, step", [("haswell", 32), ("skylake-avx512", 64)])
+def test_the_accumulators_of_a_fold_stay_in_registers(processor, step):
+    """On the stack they take twice the time of what is read."""
+    text = prelude("numbers", "steps") + FOLD
+    # Of one tuning, since g++ 11 takes single elements first for some to have stores aligned.
+    flags = "-O3", f"-march={processor}", "-mtune=haswell", "-mprefer-vector-width=512"
+    done, assembly = run_compiler(text, "-w", "-S", f"-DSTEP={step}", *flags, output=".s")
+    assert done.returncode == 0, done.stderr
+    # A loop is a label, and a jump back to it before any other label.
+    found = r"^(\.L\d+):\n((?:\t.*\n)*?)\tj[a-z]+\t\1$"
+    loops = [body for _, body in re.findall(found, assembly.read_text(), re.MULTILINE)]
+    assert any(re.search("vmin.*[yz]mm", body) for body in loops)
+    assert not re.findall(r"\tv\w+\t%[yz]mm\d+, .*\)$", "".join(loops), re.MULTILINE)
 
 
 @pytest.mark.parametrize("kind", ["half", "bfloat"])

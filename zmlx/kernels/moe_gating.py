@@ -30,6 +30,7 @@ from ..registry import Case, Op, Option, register
 from ..transforms import Arrays, Rule
 from . import moe_gating_network as network
 from . import moe_gating_text as text
+from .moe_gating_backward_text import BACKWARD
 
 SCORES = ("softmax", "sigmoid")
 GROUP_SCORES = ("top2", "max")
@@ -278,7 +279,7 @@ def _backward(gating: _Gating) -> BodyKernel:
         "topk_gating__dlogits",
         ("logits", "indices", "dweights", "scale", "rows"),
         ("dlogits",),
-        text.expanded(text.BACKWARD, SOFTMAX=text.SOFTMAX, LOAD=text.LOAD),
+        text.expanded(BACKWARD, SOFTMAX=text.SOFTMAX, LOAD=text.LOAD),
         text.HEADER,
     )
     return BodyKernel(spec, plan, reference)

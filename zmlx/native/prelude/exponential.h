@@ -52,8 +52,9 @@ ZK_INLINE float exp(float x) {
 ZK_MATH_1(exp)
 
 // exp(x) of an x that is at most 88, infinite or NaN, in five sixths of the time: of the exponents
-// of 2, 127 is the largest, and whatever is far above it overflows by itself. The smaller of the bits
-// of two positive floats is one instruction, that of the floats two in g++'s vectors.
+// of 2, 127 is the largest, and whatever is far above it overflows by itself. The smaller of the
+// bits is one instruction, that of the floats two in g++'s vectors; it is the same while `most` is
+// positive, and a NaN comes back from r.
 ZK_INLINE float zk_exp_bounded(float x) {
   constexpr float shift = 0x1.8p23f + 127.0f;
   int bits = as_type<int>(fma(x, 0x1.715476p+0f, shift)), most = as_type<int>(shift + 127.0f);
