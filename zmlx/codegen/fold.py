@@ -14,8 +14,10 @@ from .text import STEP_HEADER, Body, add_read_step, unique
 #: Steps that are summed before their sum is added to the total.
 _BLOCK = 64
 
-#: Rows that are folded at a time along columns, and columns of which the next are asked for.
-_ROWS = 8
+#: Rows that are folded at a time along columns, and columns of which the next are asked for. Rows
+#: are often some pages apart and share a set of the nearest cache, which also holds the states:
+#: eight of them push each other out.
+_ROWS = 4
 _COLUMNS = 64
 
 
@@ -78,7 +80,7 @@ class Fold(Pattern):
     def header(self) -> str:
         """Functions that the body calls."""
         steps = "" if self.columns and self.merges else STEP_HEADER
-        return steps + (PREFETCH_HEADER if self._asks_ahead else "")
+        return steps + ("" if self.merges else PREFETCH_HEADER)
 
     def source(self) -> str:
         """The body."""
@@ -242,22 +244,21 @@ class Fold(Pattern):
 
     def _columns_together(self, body: Body, stop: str, suffix: str) -> None:
         """Some rows at a time, whose states are loaded and stored once. Where there is arithmetic
-        to do, the rows after them are asked for meanwhile, for some columns at a time: g++ makes no
-        vectors of a loop that asks."""
+        to do for a byte, the rows after them are asked for meanwhile, for some columns at a time:
+        g++ makes no vectors of a loop that asks. A single state of wide elements is folded as fast
+        as rows arrive by themselves."""
         monoid, types = self.monoid, self.monoid.types(self.type)
         body.open(f"for (; width_ == N && {stop} - i_ >= {_ROWS}; i_ += {_ROWS})")
         body.add("auto x_in_rows = x_in_first + size_t(i_) * D;", "const size_t apart_ = D;")
-        if self._asks_ahead:
-            body.add(f"const uint some_ = N % {_COLUMNS} == 0 ? {_COLUMNS} : N;")
-            body.open("for (uint m_ = 0; m_ < N; m_ += some_)")
-            body.open(f"for (uint q_ = 0; q_ < {_ROWS}; ++q_)")
-            body.open("for (uint p_ = 0; p_ < some_; p_ += 64 / sizeof(*x_in))")
-            body.add(f"ZMLX_PREFETCH_FAR(x_in_rows + (q_ + {_ROWS}) * apart_ + m_ + p_);")
-            body.close()
-            body.close()
-            body.open("for (uint n_ = m_; n_ < m_ + some_; ++n_)")
-        else:
-            body.open("for (uint n_ = 0; n_ < N; ++n_)")
+        body.add(f"const uint some_ = N % {_COLUMNS} == 0 ? {_COLUMNS} : N;")
+        body.open("for (uint m_ = 0; m_ < N; m_ += some_)")
+        asks = "" if len(types) > 1 else "sizeof(*x_in) < 4 && "
+        body.open(f"for (uint q_ = 0; {asks}q_ < {_ROWS}; ++q_)")
+        body.open("for (uint p_ = 0; p_ < some_; p_ += 64 / sizeof(*x_in))")
+        body.add(f"ZMLX_PREFETCH_FAR(x_in_rows + (q_ + {_ROWS}) * apart_ + m_ + p_);")
+        body.close()
+        body.close()
+        body.open("for (uint n_ = m_; n_ < m_ + some_; ++n_)")
         for name, type_ in types.items():
             body.add(f"{type_} {name} = {name}{suffix}[n_];")
         body.open_few_rows(_ROWS)
@@ -269,20 +270,12 @@ class Fold(Pattern):
         for name in types:
             body.add(f"{name}{suffix}[n_] = {name};")
         body.close()
-        if self._asks_ahead:
-            body.close()
+        body.close()
         if monoid.step:
             body.add(f"steps_ += {_ROWS};")
         body.close()
 
     # ---- both -----------------------------------------------------------------------------------
-
-    @property
-    def _asks_ahead(self) -> bool:
-        """Whether memory is asked for before it is read. A single state of columns is folded as
-        fast as eight rows arrive by themselves."""
-        several = len(self.monoid.types(self.type)) > 1
-        return not self.merges and (several or not self.columns)
 
     @property
     def _elements(self) -> tuple[Operand, ...]:

@@ -52,13 +52,8 @@ pub const Fold = struct {
     }
 
     pub fn header(p: Fold, _: Allocator) Error![]const u8 {
-        if (p.columns and p.merges) return "";
-        return if (p.asksAhead()) tables.step_header ++ tables.prefetch_header else tables.step_header;
-    }
-
-    /// Whether memory is asked for before it is read.
-    fn asksAhead(p: Fold) bool {
-        return !p.merges and (p.monoid().states.len > 1 or !p.columns);
+        if (!p.merges) return tables.step_header ++ tables.prefetch_header;
+        return if (p.columns) "" else tables.step_header;
     }
 
     pub fn monoid(p: Fold) Monoid {
@@ -85,7 +80,7 @@ pub fn axisConstants(columns: bool) []const []const u8 {
 }
 
 /// Rows that are folded at a time along columns.
-const together = 8;
+const together = 4;
 /// Of which the next are asked for at a time.
 const columns_ahead = 64;
 
@@ -302,20 +297,16 @@ const Writer = struct {
         try body.open("for (; width_ == N && {s} - i_ >= {d}; i_ += {d})", .{ stop, together, together });
         try body.add("auto x_in_rows = x_in_first + size_t(i_) * D;", .{});
         try body.add("const size_t apart_ = D;", .{});
-        const asks = w.p.asksAhead();
-        if (asks) {
-            try body.add("const uint some_ = N % {d} == 0 ? {d} : N;", .{ columns_ahead, columns_ahead });
-            try body.open("for (uint m_ = 0; m_ < N; m_ += some_)", .{});
-            try body.open("for (uint q_ = 0; q_ < {d}; ++q_)", .{together});
-            try body.open("for (uint p_ = 0; p_ < some_; p_ += 64 / sizeof(*x_in))", .{});
-            const ahead = "ZMLX_PREFETCH_FAR(x_in_rows + (q_ + {d}) * apart_ + m_ + p_);";
-            try body.add(ahead, .{together});
-            try body.close();
-            try body.close();
-            try body.open("for (uint n_ = m_; n_ < m_ + some_; ++n_)", .{});
-        } else {
-            try body.open("for (uint n_ = 0; n_ < N; ++n_)", .{});
-        }
+        try body.add("const uint some_ = N % {d} == 0 ? {d} : N;", .{ columns_ahead, columns_ahead });
+        try body.open("for (uint m_ = 0; m_ < N; m_ += some_)", .{});
+        const asks = if (w.m.states.len > 1) "" else "sizeof(*x_in) < 4 && ";
+        try body.open("for (uint q_ = 0; {s}q_ < {d}; ++q_)", .{ asks, together });
+        try body.open("for (uint p_ = 0; p_ < some_; p_ += 64 / sizeof(*x_in))", .{});
+        const ahead = "ZMLX_PREFETCH_FAR(x_in_rows + (q_ + {d}) * apart_ + m_ + p_);";
+        try body.add(ahead, .{together});
+        try body.close();
+        try body.close();
+        try body.open("for (uint n_ = m_; n_ < m_ + some_; ++n_)", .{});
         for (w.m.states, 0..) |s, i| {
             try body.add("{s} {s} = {s}{s}[n_];", .{ w.typeOf(i), s.name, s.name, suffix });
         }
@@ -329,7 +320,7 @@ const Writer = struct {
         try body.close();
         for (w.m.states) |s| try body.add("{s}{s}[n_] = {s};", .{ s.name, suffix, s.name });
         try body.close();
-        if (asks) try body.close();
+        try body.close();
         if (w.m.step.len > 0) try body.add("steps_ += {d};", .{together});
         try body.close();
     }
