@@ -324,6 +324,7 @@ def test_the_doctor_calls_a_target_that_does_not_run_a_problem():
     (("check", "qqqq"), "no op or family is called 'qqqq'; `python -m zmlx list` names them."),
     (("show", "SOFTMAX"), "no op is called 'SOFTMAX'; did you mean softmax"),
     (("bench", "Softmax"), "no op or family is called 'Softmax'; did you mean softmax"),
+    (("bench", "sum", "--mode", "backward"), "[bench] '--mode' must be forward for sum, "),
     (("bench", "silu", "--shape", "999999999x999999999"), "the arrays must fit in memory but: "),
     (("list", "softmax", "--page"), "'--page' must be given alone"),
     (("demo", "--steps", "1", "--out", "/dev/null/x"), "'--out' must name a folder to write into"),

@@ -10,7 +10,8 @@ from small_models import build
 from test_patching import ROUTED, greedy, quantized
 
 import zmlx
-from zmlx.patching.plans import Mix, plan_of
+from zmlx.patching.plans import plan_of
+from zmlx.patching.steps import Mix
 
 #: Enough tokens that they are sorted by expert.
 LONG = mx.random.randint(0, 128, (2, 20), key=mx.random.key(6))

@@ -81,6 +81,7 @@ class Op:
         paper: where the method comes from.
         reads_backward: arguments that the backward reads; statistics: float32 values per row that
             the forward keeps for it.
+        view_gradient: whether the gradient is a view of the cotangent, which moves nothing.
         flops: operations of a forward where it is a matrix product, as an expression of the
             symbols, the options and `rows`, the leading axes; then its rate is measured in these.
         torch: the same op as an expression of torch, of the argument names and `F`.
@@ -108,6 +109,7 @@ class Op:
     paper: str = ""
     reads_backward: tuple[str, ...] = ()
     statistics: int = 0
+    view_gradient: bool = False
     flops: str = ""
     torch: str = ""
     cases: tuple[Case, ...] = ROWS
@@ -131,6 +133,12 @@ class Op:
     def differentiable(self) -> tuple[int, ...]:
         """Indices of the arguments that have a gradient."""
         return tuple(i for i, a in enumerate(self.arguments) if a.differentiable)
+
+    @property
+    def timed(self) -> tuple[str, ...]:
+        """The modes in which there is work to time."""
+        gradients = self.differentiable and not self.view_gradient
+        return ("forward", "backward", "both") if gradients else ("forward",)
 
 
 #: `Op.needs` of scans, and of what counts elements with `mx.cumsum` where shapes are not known.

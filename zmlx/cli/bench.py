@@ -266,7 +266,7 @@ def _tasks(arguments: argparse.Namespace, names: list[str]) -> tuple[list[Any], 
     for op in ops:
         shapes = [at_shape(op, shape) for shape in arguments.shape or ()]
         cases = shapes or _cases(op, arguments)
-        modes = [m for m in arguments.mode or MODES if m == "forward" or op.differentiable]
+        modes = [m for m in arguments.mode or MODES if m in op.timed]
         tasks += [
             Task(op, case, getattr(mx, dtype), mode)
             for case in cases
@@ -280,4 +280,9 @@ def _tasks(arguments: argparse.Namespace, names: list[str]) -> tuple[list[Any], 
                 if mode != "backward"
                 for case in sweep(op)
             ]
+    if not tasks:
+        raise ValueError(
+            f"[bench] '--mode' must be forward for {', '.join(op.name for op in ops)}, without a "
+            f"gradient or with one that moves nothing, but got {', '.join(arguments.mode)}."
+        )
     return tasks, points

@@ -428,6 +428,7 @@ for _name, (_function, _reference, _what, _formula, _baseline, _reads) in _FUNCT
             paper="Chan, Golub & LeVeque 1979" if _name in ("var", "std") else "",
             reads_backward=_reads,
             statistics=len(_reads),
+            view_gradient=not _reads,
             torch=_torch.get(_name, f"torch.{_name}(x, axis)"),
             benchmarks=BENCHMARKS,
         )

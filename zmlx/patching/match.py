@@ -14,20 +14,9 @@ import mlx.nn as mnn
 from ..nn import functional as F
 from .leaves import FLOATS, SIZES, Leaves, Sizes
 from .mixtures import Mixtures
-from .plans import (
-    Add,
-    AddNorm,
-    AttentionPlan,
-    BlockPlan,
-    CallChild,
-    DropoutPlan,
-    Mix,
-    MLPPlan,
-    NormPlan,
-    Plan,
-    RouterPlan,
-)
+from .plans import AttentionPlan, DropoutPlan, MLPPlan, NormPlan, Plan, RouterPlan
 from .routing import Routing
+from .steps import Add, AddNorm, BlockPlan, CallChild, Mix
 from .templates import ACTIVATIONS, GATED, packed
 from .wiring import (
     Call,

@@ -13,19 +13,7 @@ import mlx.nn as mnn
 
 from .experts import Experts, Found, is_stacked, stacks
 from .leaves import FLOATS
-from .plans import (
-    ELEMENTWISE,
-    Add,
-    Apply,
-    BlockPlan,
-    CallChild,
-    Cast,
-    Combine,
-    Mix,
-    Plan,
-    Reshape,
-    flattened,
-)
+from .plans import Plan
 from .probe import own_dtype
 from .routers import (
     Options,
@@ -39,6 +27,18 @@ from .routers import (
     unlike,
 )
 from .routing import SUMS
+from .steps import (
+    ELEMENTWISE,
+    Add,
+    Apply,
+    BlockPlan,
+    CallChild,
+    Cast,
+    Combine,
+    Mix,
+    Reshape,
+    flattened,
+)
 from .wiring import UnmatchedError, Wiring, arguments_needed, shadow, widths, wiring
 
 

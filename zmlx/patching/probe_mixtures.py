@@ -12,7 +12,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from .plans import BlockPlan, CallChild, Combine, ExpertsPlan, Mix, RouterPlan
+from .plans import ExpertsPlan, RouterPlan
+from .steps import BlockPlan, CallChild, Combine, Mix
 from .wiring import child_of, placed, shadow
 
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)

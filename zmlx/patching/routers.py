@@ -14,9 +14,10 @@ import mlx.nn as mnn
 from .capture import Graphs
 from .experts import Found
 from .leaves import FLOATS, Sizes
-from .plans import PRODUCTS, Mix, Plan, RouterPlan
+from .plans import PRODUCTS, Plan, RouterPlan
 from .probe import own_dtype
 from .routing import Choice, Routing, choices, weighings
+from .steps import Mix
 from .wiring import (
     UnmatchedError,
     arguments_needed,
