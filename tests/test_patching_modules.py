@@ -80,31 +80,45 @@ def test_what_only_looks_like_a_norm_is_skipped_with_a_reason(cls):
     ]
 
 
-class ByHand(mnn.Module):
-    """A norm in float32, its weight too."""
+SQUARES = {"square": mx.square, "product": lambda y: y * y, "power": lambda y: y**2}
+ROOTS = {
+    "rsqrt": lambda y, v: y * mx.rsqrt(v),
+    "divided": lambda y, v: y / mx.sqrt(v),
+    "reciprocal": lambda y, v: (1 / mx.sqrt(v)) * y,
+    "power": lambda y, v: y * v**-0.5,
+}
 
-    def __init__(self, centred, square, over):
+
+class ByHand(mnn.Module):
+    """A norm, computed in float32 in whole, up to the weight, or not at all, by an eps that is an
+    attribute or a number in the call."""
+
+    def __init__(self, centred, square, root, casts, eps=None):
         super().__init__()
-        self.scale, self.eps = mx.random.uniform(0.5, 2, (24,), key=mx.random.key(3)), 1e-6
-        self.centred, self.square, self.over = centred, square, over
+        self.scale = mx.random.uniform(0.5, 2, (24,), key=mx.random.key(3))
+        if eps is None:
+            self.eps = 1e-6
+        self.how = (centred, square, root, casts)
+        self._eps = eps
 
     def __call__(self, x):
-        y = x.astype(mx.float32)
-        y = y - mx.mean(y, axis=-1, keepdims=True) if self.centred else y
-        v = mx.mean(self.square(y), -1, keepdims=True) + self.eps
-        y = y / mx.sqrt(v) if self.over else y * mx.rsqrt(v)
-        return (y * self.scale.astype(mx.float32)).astype(x.dtype)
+        centred, square, root, casts = self.how
+        y = x if casts == "none" else x.astype(mx.float32)
+        y = y - mx.mean(y, axis=-1, keepdims=True) if centred else y
+        y = root(y, mx.mean(square(y), -1, keepdims=True) + (self._eps or self.eps))
+        y = y.astype(x.dtype) if casts == "norm" else y
+        y = y * (self.scale.astype(mx.float32) if casts == "all" else self.scale)
+        return y.astype(x.dtype)
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
-@pytest.mark.parametrize("over", [False, True], ids=["rsqrt", "divided"])
-@pytest.mark.parametrize(
-    "square", [mx.square, lambda y: y * y, lambda y: y**2], ids=["square", "product", "power"]
-)
+@pytest.mark.parametrize("casts", ["all", "norm", "none"])
+@pytest.mark.parametrize("root", ROOTS.values(), ids=ROOTS)
+@pytest.mark.parametrize("square", SQUARES.values(), ids=SQUARES)
 @pytest.mark.parametrize("centred", [False, True], ids=["rms", "layer"])
-def test_norms_by_hand_with_the_weight_in_float32_are_replaced(centred, square, over, dtype):
-    """To one rounding of the output: the sums differ in order."""
-    model = mnn.Sequential(ByHand(centred, square, over))
+def test_norms_by_hand_are_replaced(centred, square, root, casts, dtype):
+    """To one rounding of the output, or of each step: the sums differ in order."""
+    model = mnn.Sequential(ByHand(centred, square, root, casts))
     model.layers[0].scale = model.layers[0].scale.astype(dtype)
     x = mx.random.normal((2, 5, 24), key=mx.random.key(4)).astype(dtype)
     before = model(x)
@@ -112,8 +126,34 @@ def test_norms_by_hand_with_the_weight_in_float32_are_replaced(centred, square, 
     assert [r.op for r in report.replaced] == ["layer_norm" if centred else "rms_norm"]
     after = model(x)
     assert after.dtype == before.dtype
-    eps = EPS.get(dtype, 2.0**-21)
+    eps = EPS.get(dtype, 2.0**-21) * (1 if casts == "all" else 8)
     assert mx.allclose(after, before, rtol=eps, atol=eps).item()
+
+
+class Fixed(mnn.Module):
+    """MLX's own norms, with numbers in the call."""
+
+    def __init__(self, op, eps):
+        super().__init__()
+        self.weight, self._op, self._eps = mx.ones((24,)), op, eps
+
+    def __call__(self, x):
+        if self._op == "rms_norm":
+            return mx.fast.rms_norm(x, self.weight, self._eps)
+        return mx.fast.layer_norm(x, self.weight, None, self._eps)
+
+
+@pytest.mark.parametrize("eps", [1e-3, 1e-6, 3e-8, 1e-12])
+def test_a_norms_eps_may_be_a_number_in_its_call(eps):
+    norms = [Fixed("rms_norm", eps), Fixed("layer_norm", eps)]
+    norms += [ByHand(c, mx.square, ROOTS["rsqrt"], "all", eps) for c in (False, True)]
+    model = mnn.Sequential(*norms)
+    x = 1e-4 * mx.random.normal((5, 24), key=mx.random.key(4))
+    before = [norm(x) for norm in norms]
+    report = zmlx.patch(model)
+    assert [r.op for r in report.replaced] == ["rms_norm", "layer_norm"] * 2
+    for norm, y in zip(norms, before, strict=True):
+        assert mx.allclose(norm(x), y, rtol=1e-5, atol=1e-6 * float(mx.abs(y).max())).item()
 
 
 class Renamed(mnn.Module):
@@ -364,7 +404,7 @@ class Casting(mnn.Module):
 
 @pytest.mark.parametrize(
     ("norm", "patched_in"),
-    [(lambda: ByHand(False, mx.square, False), mx.bfloat16), (Casting, mx.float32)],
+    [(lambda: ByHand(False, mx.square, ROOTS["rsqrt"], "all"), mx.bfloat16), (Casting, mx.float32)],
     ids=["by hand", "casting"],
 )
 def test_a_norm_in_float32_between_projections_in_half_precision(norm, patched_in):

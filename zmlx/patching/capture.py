@@ -9,6 +9,7 @@ that equal graphs may still differ in their gradient.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ import mlx.core as mx
 _COMMUTATIVE = frozenset(
     ("Add", "Multiply", "Maximum", "Minimum", "LogicalAnd", "LogicalOr", "Equal", "NotEqual")
 )
+
+#: A float as Python prints it.
+_FLOAT = re.compile(r"(?<![\w.])\d+(?:\.\d+(?:e-?\d+)?|e-?\d+)")
 
 
 class Graphs:
@@ -61,6 +65,12 @@ class Graphs:
             for e in found
             if e[0] == "constant" and e[2] == () and e[1] == str(dtype)
         }
+
+    def arguments(self, numbers: Iterable[int]) -> set[float]:
+        """The floats among the arguments of the primitives in these expressions."""
+        found = (self[number] for number in self.below(numbers))
+        texts = (e[1] for e in found if e[0] not in ("input", "constant"))
+        return {float(text) for t in texts for text in _FLOAT.findall(t)}
 
     def capture(
         self, function: Callable[..., Sequence[mx.array]], inputs: Sequence[mx.array]

@@ -9,6 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as mnn
+from mlx.utils import tree_flatten
 
 from ..nn import functional as F
 from .capture import Graphs
@@ -43,6 +44,9 @@ SIZES = (
     Sizes("a large batch", ((257,), (257, 1), (257, 1, 1), (257, 1, 1, 1)), 64),
 )
 
+#: Of a number that a norm's call may have without a name.
+_LARGEST_EPS = 1e-2
+
 
 class Leaves:
     """Compares leaves with the templates. What templates capture is kept."""
@@ -55,11 +59,11 @@ class Leaves:
 
     def _leaf(self, module: mnn.Module) -> Plan | None:
         arrays = {k: v for k, v in module.items() if isinstance(v, mx.array)}
-        if (
-            len(arrays) != len(module)
-            or len(arrays) > 2
-            or any(v.ndim != 1 for v in arrays.values())
-        ):
+        if len(arrays) > 2 or any(v.ndim != 1 for v in arrays.values()):
+            return None
+        # Lists, tuples and dicts may say something of a module, like a shape.
+        rest = tree_flatten([v for k, v in module.items() if k not in arrays])
+        if any(isinstance(v, (mx.array, mnn.Module)) for _, v in rest):
             return None
         try:
             parameters = parameters_of_call(module)
@@ -133,7 +137,7 @@ class Leaves:
         the module's own dtype comes first."""
         own_dtype = next((a.dtype for a in arrays.values() if a.dtype in FLOATS), mx.float32)
         found = None
-        for norm in norms(module):
+        for norm in norms(module, self._small_numbers(module, arrays, width)):
             names = [n for n in (norm.weight, norm.bias) if n is not None]
 
             def template(
@@ -150,6 +154,18 @@ class Leaves:
                     return plan
                 found = found or plan
         return found
+
+    def _small_numbers(
+        self, module: mnn.Module, arrays: dict[str, mx.array], width: int
+    ) -> list[float]:
+        """Numbers in the module's call that may be an eps."""
+        x = mx.zeros((*self._sizes.leads[0], self._width(module, arrays, width)))
+        try:
+            ours = self._graph(module, arrays, list(arrays), x)
+        except Exception:
+            return []
+        numbers = self._graphs.scalars(ours) | self._graphs.arguments(ours)
+        return sorted(v for v in numbers if 0 < v < _LARGEST_EPS)
 
     def _group_norm(
         self, module: mnn.Module, arrays: dict[str, mx.array], width: int
@@ -201,20 +217,13 @@ class Leaves:
     ) -> frozenset[tuple[mx.Dtype, int]]:
         """The dtypes and numbers of axes for which module and template have the same graph."""
         verified: set[tuple[mx.Dtype, int]] = set()
-        if not arrays and _width_attribute(module) is None:
-            width = self._sizes.width
+        width = self._width(module, arrays, width)
+        own = [arrays[n] for n in names]
         for lead in self._sizes.leads[:3]:
             for dtype in FLOATS:
                 x = mx.zeros((*lead, width), dtype)
-                own = [arrays[n] for n in names]
-
-                def call(x: mx.array, *given: mx.array) -> Any:
-                    return [own_call(shadow(module, dict(zip(names, given, strict=True))), x)]
-
                 try:
-                    of = *names, x.shape, dtype
-                    ours = self._own.get(of) or self._graphs.capture(call, [x, *own])
-                    self._own[of] = ours
+                    ours = self._graph(module, arrays, names, x)
                     if ours != self._template(key, template, x, own):
                         if not verified:
                             return frozenset()  # the first comparison decides for most
@@ -225,6 +234,30 @@ class Leaves:
                     continue
                 verified.add((dtype, len(lead) + 1))
         return frozenset(verified)
+
+    def _width(self, module: mnn.Module, arrays: dict[str, mx.array], width: int) -> int:
+        """The last axis that a module is traced with."""
+        free = not arrays and _width_attribute(module) is None
+        return self._sizes.width if free else width
+
+    def _graph(
+        self,
+        module: mnn.Module,
+        arrays: dict[str, mx.array],
+        names: Sequence[str],
+        x: mx.array,
+    ) -> list[int]:
+        """The module's own graph, of x and the parameters of these names."""
+        of = *names, x.shape, x.dtype
+        found = self._own.get(of)
+        if found is None:
+
+            def call(x: mx.array, *given: mx.array) -> Any:
+                return [own_call(shadow(module, dict(zip(names, given, strict=True))), x)]
+
+            own = [arrays[n] for n in names]
+            found = self._own[of] = self._graphs.capture(call, [x, *own])
+        return found
 
     def _template(
         self, key: Any, template: Callable[..., Any], x: mx.array, own: Sequence[mx.array]

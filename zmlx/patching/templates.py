@@ -3,9 +3,10 @@ that models use. A module is replaced only if its graph equals one of these."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import mlx.core as mx
@@ -27,7 +28,7 @@ class Norm:
         op: "rms_norm" or "layer_norm".
         weight, bias: names of the parameters, or None.
         offset: what is added to the weight: 1 in the Gemma family.
-        eps: the value, and the name of the attribute that holds it.
+        eps: the value, and the name of the attribute that holds it, "" for a number in the call.
         spelling: how the model writes it; see `_SPELLINGS`.
     """
 
@@ -41,16 +42,18 @@ class Norm:
 
     def parameters(self, module: Any) -> tuple[mx.array | None, mx.array | None]:
         """Weight and bias, as the kernels take them."""
-        weight = None if self.weight is None else module[self.weight]
-        if weight is not None and self.offset:
-            weight = self.offset + weight
+        weight = None if self.weight is None else self._with_offset(module[self.weight])
         return weight, None if self.bias is None else module[self.bias]
 
     def in_mlx(self, x: mx.array, weight: mx.array | None, bias: mx.array | None) -> mx.array:
         """The template, of the module's own parameters."""
-        if weight is not None and self.offset:
-            weight = self.offset + weight
+        weight = None if weight is None else self._with_offset(weight)
         return _SPELLINGS[self.spelling](self.op, x, weight, bias, self.eps)
+
+    def _with_offset(self, weight: mx.array) -> mx.array:
+        if self.spelling.startswith(_OFFSET_IN_FLOAT32):
+            weight = weight.astype(mx.float32)
+        return self.offset + weight if self.offset else weight
 
 
 def _fast(op: str, x: mx.array, w: Any, b: Any, eps: float) -> mx.array:
@@ -71,79 +74,77 @@ def _weight_after(op: str, x: mx.array, w: Any, b: Any, eps: float) -> mx.array:
     return y if b is None else y + b
 
 
-def _by_hand(op: str, x: mx.array, w: Any, b: Any, eps: float) -> mx.array:
-    y = x.astype(mx.float32)
-    if op == "layer_norm":
-        y = y - y.mean(axis=-1, keepdims=True)
-    y = (y * mx.rsqrt(y.square().mean(axis=-1, keepdims=True) + eps)).astype(x.dtype)
-    y = y if w is None else w * y
-    return y if b is None else y + b
-
-
-def _by_hand_in_dtype(op: str, x: mx.array, w: Any, b: Any, eps: float) -> mx.array:
-    y = x - x.mean(axis=-1, keepdims=True) if op == "layer_norm" else x
-    y = y * mx.rsqrt(y.square().mean(axis=-1, keepdims=True) + eps)
-    y = y if w is None else w * y
-    return y if b is None else y + b
-
-
-def _all_in_float32(square: Function, over: bool) -> Callable[..., mx.array]:
-    """By hand, weight and bias included, cast in the end; `over`: divided by a root."""
-
-    def spelled(op: str, x: mx.array, w: Any, b: Any, eps: float) -> mx.array:
-        y = x.astype(mx.float32)
-        if op == "layer_norm":
-            y = y - y.mean(axis=-1, keepdims=True)
-        variance = square(y).mean(axis=-1, keepdims=True) + eps
-        y = y / mx.sqrt(variance) if over else y * mx.rsqrt(variance)
-        y = y if w is None else y * w.astype(mx.float32)
-        y = y if b is None else y + b.astype(mx.float32)
-        return y.astype(x.dtype)
-
-    return spelled
-
-
+#: How a model writes what stands between x and its norm: squares, the root, and casts.
 _SQUARES: dict[str, Function] = {
     "x²": mx.square,
     "x·x": lambda x: x * x,
     "x**2": lambda x: x**2,
 }
+_ROOTS: dict[str, Function] = {
+    "rsqrt": lambda x, v: x * mx.rsqrt(v),
+    "/ sqrt": lambda x, v: x / mx.sqrt(v),
+    "· 1 / sqrt": lambda x, v: x * (1 / mx.sqrt(v)),
+    "· **-0.5": lambda x, v: x * v**-0.5,
+}
+_NORM_IN_FLOAT32, _ALL_IN_FLOAT32 = "float32 before the weight", "all in float32"
+_OFFSET_IN_FLOAT32 = _ALL_IN_FLOAT32 + " before the offset"
+_CASTS = (_NORM_IN_FLOAT32, _ALL_IN_FLOAT32, _OFFSET_IN_FLOAT32, "no casts")
 
-#: Spellings that return the dtype of x whatever that of the parameters.
-OF_X = {
-    "mx.fast in float32": _fast_float32,
+
+def _by_hand(casts: str, square: Function, root: Function) -> Function:
+    def spelled(op: str, x: mx.array, w: Any, b: Any, eps: float) -> mx.array:
+        all_in_float32 = casts in (_ALL_IN_FLOAT32, _OFFSET_IN_FLOAT32)
+        y = x.astype(mx.float32) if all_in_float32 or casts == _NORM_IN_FLOAT32 else x
+        if op == "layer_norm":
+            y = y - y.mean(axis=-1, keepdims=True)
+        y = root(y, square(y).mean(axis=-1, keepdims=True) + eps)
+        if casts == _NORM_IN_FLOAT32:
+            y = y.astype(x.dtype)
+        elif all_in_float32:
+            w = None if w is None else w.astype(mx.float32)
+            b = None if b is None else b.astype(mx.float32)
+        y = y if w is None else w * y
+        y = y if b is None else y + b
+        return y.astype(x.dtype) if all_in_float32 else y
+
+    return spelled
+
+
+_FAST_IN_FLOAT32 = "mx.fast in float32"
+
+_SPELLINGS: dict[str, Function] = {
+    "mx.fast": _fast,
+    "mx.fast, weight after": _weight_after,
+    _FAST_IN_FLOAT32: _fast_float32,
     **{
-        f"by hand, all in float32, {name}{', divided' if over else ''}": _all_in_float32(f, over)
-        for name, f in _SQUARES.items()
-        for over in (False, True)
+        f"{casts}, {square}, {root}": _by_hand(casts, _SQUARES[square], _ROOTS[root])
+        for root, casts, square in product(_ROOTS, _CASTS, _SQUARES)
     },
 }
 
-_SPELLINGS: dict[str, Callable[..., mx.array]] = {
-    "mx.fast": _fast,
-    "mx.fast, weight after": _weight_after,
-    "by hand in float32": _by_hand,
-    "by hand": _by_hand_in_dtype,
-    **OF_X,
-}
+#: Spellings that return the dtype of x whatever that of the parameters.
+OF_X = {s for s in _SPELLINGS if s == _FAST_IN_FLOAT32 or s.startswith(_ALL_IN_FLOAT32)}
 
 
-def norms(module: mnn.Module) -> Iterator[Norm]:
-    """The norms that a module with these attributes might be."""
+def norms(module: mnn.Module, literals: Iterable[float]) -> Iterator[Norm]:
+    """The norms that a module might be with these attributes and numbers in its call: eps is one of
+    them."""
     vectors = [k for k, v in module.items() if isinstance(v, mx.array) and v.ndim == 1]
-    numbers = {
-        k: v for k, v in vars(module).items() if isinstance(v, float) and 0 <= v < 1
-    }  # fmt: skip
+    attributes = vars(module).items()
+    numbers = [(k, v) for k, v in attributes if isinstance(v, float) and 0 <= v < 1]
+    numbers += [("", v) for v in literals]
     weights: list[tuple[str | None, str | None]] = [(None, None)]
     if len(vectors) == 1:
         weights = [(vectors[0], None)]
     elif len(vectors) == 2:
         weights = [(vectors[0], vectors[1]), (vectors[1], vectors[0])]
     for weight, bias in weights:
-        for eps_name, eps in (numbers or {"": 1e-5}).items():
+        for eps_name, eps in numbers:
             for op in ("rms_norm", "layer_norm") if bias is None else ("layer_norm",):
                 for offset in (0.0, 1.0) if weight else (0.0,):
                     for spelling in _SPELLINGS:
+                        if spelling.startswith(_OFFSET_IN_FLOAT32) and not offset:
+                            continue
                         yield Norm(op, weight, bias, offset, eps, eps_name, spelling)
 
 
