@@ -15,7 +15,8 @@ from typing import Any
 
 import mlx.core as mx
 
-_COMMUTATIVE = frozenset(
+#: Primitives whose operands may change places.
+COMMUTATIVE = frozenset(
     ("Add", "Multiply", "Maximum", "Minimum", "LogicalAnd", "LogicalOr", "Equal", "NotEqual")
 )
 
@@ -93,7 +94,7 @@ class Graphs:
                 outputs = [name for name, _, _ in record["outputs"]]
             elif kind == "primitive":
                 operands = tuple(numbers[name] for name, _, _ in record["inputs"])
-                if record["name"] in _COMMUTATIVE:
+                if record["name"] in COMMUTATIVE:
                     operands = tuple(sorted(operands))
                 arguments = repr(record["arguments"])
                 for i, (name, _, _) in enumerate(record["outputs"]):

@@ -11,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as mnn
 
 from ..nn.expert_rows import SORTED
+from .algebra import Algebra
 from .capture import Graphs
 from .leaves import FLOATS, Sizes
 from .plans import ExpertsPlan, Plan
@@ -25,6 +26,7 @@ class Experts:
     """Compares experts with gated networks of three projections."""
 
     _graphs: Graphs
+    _algebra: Algebra
     _sizes: Sizes
 
     def _experts(self, module: mnn.Module) -> Plan | None:
@@ -82,7 +84,8 @@ class Experts:
                 def between(x: Any, i: Any, *y: mx.array, f: Any = unit, flip: Any = flip) -> Any:
                     return [f(y[1], y[0]) if flip else f(y[0], y[1])]
 
-                if graphs.capture(between, [x, indices, *outputs])[0] == last.arguments[0]:
+                unit_of = graphs.capture(between, [x, indices, *outputs])
+                if self._algebra.same(unit_of, [last.arguments[0]]):
                     linear = self._linear(module)
                     runs = "expert_ffn" if linear and op == "swiglu" else "moe_dispatch"
                     return ExpertsPlan("experts", runs, found.shapes[0][0][-1], frozenset(),

@@ -12,6 +12,7 @@ import mlx.nn as mnn
 from mlx.utils import tree_flatten
 
 from ..nn import functional as F
+from .algebra import Algebra
 from .capture import Graphs
 from .plans import ActivationPlan, GatePlan, GroupNormPlan, NormPlan, Plan, RopePlan
 from .templates import ACTIVATIONS, GATED, Norm, norms
@@ -53,6 +54,7 @@ class Leaves:
 
     def __init__(self) -> None:
         self._graphs = Graphs()
+        self._algebra = Algebra(self._graphs)
         self._captured: dict[Any, list[int]] = {}
         self._own: dict[Any, list[int]] = {}  # of the module that is compared
         self._sizes = SIZES[0]
@@ -62,8 +64,8 @@ class Leaves:
         if len(arrays) > 2 or any(v.ndim != 1 for v in arrays.values()):
             return None
         # Lists, tuples and dicts may say something of a module, like a shape.
-        rest = tree_flatten([v for k, v in module.items() if k not in arrays])
-        if any(isinstance(v, (mx.array, mnn.Module)) for _, v in rest):
+        rest = dict(tree_flatten([v for k, v in module.items() if k not in arrays]))
+        if any(isinstance(v, (mx.array, mnn.Module)) for v in rest.values()):
             return None
         try:
             parameters = parameters_of_call(module)
@@ -198,9 +200,15 @@ class Leaves:
     ) -> Plan | None:
         if arrays:
             return None
-        for name, function in ACTIVATIONS:
-            verified = self._compare(
-                module, {}, [], width, lambda x, f=function: [f(x)], ("act", id(function), width)
+        for name in F.ACTIVATIONS:
+            verified = frozenset().union(
+                *(
+                    self._compare(
+                        module, {}, [], width, lambda x, f=f: [f(x)], ("act", id(f), width)
+                    )
+                    for other, f in ACTIVATIONS
+                    if other == name
+                )
             )
             if verified:
                 return ActivationPlan("activation", F.ACTIVATIONS[name], width, verified, name)
@@ -224,7 +232,7 @@ class Leaves:
                 x = mx.zeros((*lead, width), dtype)
                 try:
                     ours = self._graph(module, arrays, names, x)
-                    if ours != self._template(key, template, x, own):
+                    if not self._algebra.same(ours, self._template(key, template, x, own)):
                         if not verified:
                             return frozenset()  # the first comparison decides for most
                         continue
@@ -269,29 +277,26 @@ class Leaves:
         return found
 
     def _gate(self, module: mnn.Module) -> Plan | None:
-        for op, function in GATED:
-            for first in (True, False):
-                verified: set[tuple[mx.Dtype, int]] = set()
-                for lead in self._sizes.leads:
-                    for dtype in FLOATS:
-                        x = mx.zeros((*lead, self._sizes.width), dtype)
-                        try:
-                            ours = self._graphs.capture(
-                                lambda a, b: [own_call(shadow(module, {}), a, b)], [x, x]
-                            )
-                            theirs = self._graphs.capture(
-                                lambda a, b, f=function, first=first: [
-                                    f(a, b) if first else f(b, a)
-                                ],
-                                [x, x],
-                            )
-                        except Exception:
-                            continue
-                        if ours == theirs:
-                            verified.add((dtype, len(lead) + 1))
-                if verified:
-                    return GatePlan("gated", op, 4096, frozenset(verified), first)
-        return None
+        found: dict[tuple[str, bool], set[tuple[mx.Dtype, int]]] = {}
+        for lead, dtype in product(self._sizes.leads, FLOATS):
+            x = mx.zeros((*lead, self._sizes.width), dtype)
+            try:
+                ours = self._graphs.capture(
+                    lambda a, b: [own_call(shadow(module, {}), a, b)], [x, x]
+                )
+            except Exception:
+                continue
+            for (op, f), first in product(GATED, (True, False)):
+                theirs = self._graphs.capture(
+                    lambda a, b, f=f, first=first: [f(a, b) if first else f(b, a)], [x, x]
+                )
+                if self._algebra.same(ours, theirs):
+                    found.setdefault((op, first), set()).add((dtype, len(lead) + 1))
+                    break
+        if not found:
+            return None
+        (op, first), verified = max(found.items(), key=lambda item: len(item[1]))
+        return GatePlan("gated", op, 4096, frozenset(verified), first)
 
 
 def _width_attribute(module: mnn.Module) -> int | None:

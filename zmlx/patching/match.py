@@ -185,7 +185,7 @@ class Matcher(Mixtures, Leaves):
         def equals(template: Callable[..., Any]) -> bool:
             try:
                 found = graphs.capture(lambda _, *a: [template(*a)], [lead_in, *arrays])
-                return bool(found[0] == between)
+                return self._algebra.same(found, [between])
             except Exception:
                 return False
 

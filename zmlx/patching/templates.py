@@ -3,10 +3,10 @@ that models use. A module is replaced only if its graph equals one of these."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
 from typing import Any
 
 import mlx.core as mx
@@ -51,7 +51,7 @@ class Norm:
         return _SPELLINGS[self.spelling](self.op, x, weight, bias, self.eps)
 
     def _with_offset(self, weight: mx.array) -> mx.array:
-        if self.spelling.startswith(_OFFSET_IN_FLOAT32):
+        if self.spelling == _OFFSET_IN_FLOAT32:
             weight = weight.astype(mx.float32)
         return self.offset + weight if self.offset else weight
 
@@ -74,30 +74,19 @@ def _weight_after(op: str, x: mx.array, w: Any, b: Any, eps: float) -> mx.array:
     return y if b is None else y + b
 
 
-#: How a model writes what stands between x and its norm: squares, the root, and casts.
-_SQUARES: dict[str, Function] = {
-    "x²": mx.square,
-    "x·x": lambda x: x * x,
-    "x**2": lambda x: x**2,
-}
-_ROOTS: dict[str, Function] = {
-    "rsqrt": lambda x, v: x * mx.rsqrt(v),
-    "/ sqrt": lambda x, v: x / mx.sqrt(v),
-    "· 1 / sqrt": lambda x, v: x * (1 / mx.sqrt(v)),
-    "· **-0.5": lambda x, v: x * v**-0.5,
-}
 _NORM_IN_FLOAT32, _ALL_IN_FLOAT32 = "float32 before the weight", "all in float32"
 _OFFSET_IN_FLOAT32 = _ALL_IN_FLOAT32 + " before the offset"
+#: What of a norm written by hand is in float32.
 _CASTS = (_NORM_IN_FLOAT32, _ALL_IN_FLOAT32, _OFFSET_IN_FLOAT32, "no casts")
 
 
-def _by_hand(casts: str, square: Function, root: Function) -> Function:
+def _by_hand(casts: str) -> Function:
     def spelled(op: str, x: mx.array, w: Any, b: Any, eps: float) -> mx.array:
         all_in_float32 = casts in (_ALL_IN_FLOAT32, _OFFSET_IN_FLOAT32)
         y = x.astype(mx.float32) if all_in_float32 or casts == _NORM_IN_FLOAT32 else x
         if op == "layer_norm":
             y = y - y.mean(axis=-1, keepdims=True)
-        y = root(y, square(y).mean(axis=-1, keepdims=True) + eps)
+        y = y * mx.rsqrt(y.square().mean(axis=-1, keepdims=True) + eps)
         if casts == _NORM_IN_FLOAT32:
             y = y.astype(x.dtype)
         elif all_in_float32:
@@ -116,14 +105,11 @@ _SPELLINGS: dict[str, Function] = {
     "mx.fast": _fast,
     "mx.fast, weight after": _weight_after,
     _FAST_IN_FLOAT32: _fast_float32,
-    **{
-        f"{casts}, {square}, {root}": _by_hand(casts, _SQUARES[square], _ROOTS[root])
-        for root, casts, square in product(_ROOTS, _CASTS, _SQUARES)
-    },
+    **{casts: _by_hand(casts) for casts in _CASTS},
 }
 
 #: Spellings that return the dtype of x whatever that of the parameters.
-OF_X = {s for s in _SPELLINGS if s == _FAST_IN_FLOAT32 or s.startswith(_ALL_IN_FLOAT32)}
+OF_X = {_FAST_IN_FLOAT32, _ALL_IN_FLOAT32, _OFFSET_IN_FLOAT32}
 
 
 def norms(module: mnn.Module, literals: Iterable[float]) -> Iterator[Norm]:
@@ -143,18 +129,30 @@ def norms(module: mnn.Module, literals: Iterable[float]) -> Iterator[Norm]:
             for op in ("rms_norm", "layer_norm") if bias is None else ("layer_norm",):
                 for offset in (0.0, 1.0) if weight else (0.0,):
                     for spelling in _SPELLINGS:
-                        if spelling.startswith(_OFFSET_IN_FLOAT32) and not offset:
+                        if spelling == _OFFSET_IN_FLOAT32 and not offset:
                             continue
                         yield Norm(op, weight, bias, offset, eps, eps_name, spelling)
 
 
 # ---- activations and gated units ----------------------------------------------------------------
 
-#: Ops of one array and what they are in MLX; where models differ, several spellings.
+
+def _gelu_by_a_product(x: mx.array) -> mx.array:
+    return 0.5 * x * (1 + mx.erf(x * math.sqrt(0.5)))
+
+
+def _gelu_tanh_by_squares(x: mx.array) -> mx.array:
+    return 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * x * (1 + 0.044715 * x * x)))
+
+
+#: Ops of one array and what they are in MLX; several where models differ in more than the order of
+#: sums and products: in what is multiplied out, or in numbers that half precision tells apart.
 ACTIVATIONS: tuple[tuple[str, Function], ...] = (
     *((name, getattr(mnn, name)) for name in F.ACTIVATIONS),
-    ("relu2", lambda x: mnn.relu(x) * mnn.relu(x)),
-    ("relu2", lambda x: mnn.relu(x) ** 2),
+    ("gelu", _gelu_by_a_product),
+    ("gelu_approx", _gelu_tanh_by_squares),
+    ("leaky_relu", lambda x: mx.where(x > 0, x, 0.01 * x)),
+    ("leaky_relu", lambda x: mx.where(x >= 0, x, 0.01 * x)),
 )
 
 
@@ -166,7 +164,8 @@ def _precise(unit: Function) -> Function:
 GATED: tuple[tuple[str, Function], ...] = (
     *F.GATED_IN_MLX.items(),
     *((name, _precise(unit)) for name, unit in F.GATED_IN_MLX.items() if name != "swiglu_clamped"),
-    ("swiglu", lambda g, u: g * (mx.sigmoid(g) * u)),
+    ("geglu", lambda g, u: _gelu_by_a_product(g) * u),
+    ("geglu_tanh", lambda g, u: _gelu_tanh_by_squares(g) * u),
     ("geglu_tanh", lambda g, u: (mnn.gelu_approx(g) * u).astype(g.dtype)),
 )
 
