@@ -267,6 +267,8 @@ def attention(
         causal = isinstance(mask, str)
         if causal and mask != "causal":
             raise ValueError(f"[attention] 'mask' must be 'causal' or an array but got {mask!r}.")
+        if isinstance(mask, mx.array) and mx.issubdtype(mask.dtype, mx.integer):
+            mask = mask.astype(queries.dtype)  # MLX adds these, too
         return kernel(  # type: ignore[no-any-return]
             queries, keys, values, None if causal else mask, sinks, scale=scale, causal=causal
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
@@ -12,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as mnn
 
 from ..nn import functional as F
+from . import attention
 from .leaves import FLOATS, SIZES, Leaves, Sizes
 from .mixtures import Mixtures
 from .plans import AttentionPlan, DropoutPlan, MLPPlan, NormPlan, Plan, RouterPlan
@@ -100,11 +100,11 @@ class Matcher(Mixtures, Leaves):
             return DropoutPlan("dropout", "dropout", 4096, axes)
         if not _children(module):
             return self._router(module) or self._leaf(module)
-        attention = attention_methods(type(module))
-        if attention:
+        methods = attention.methods(type(module))
+        if methods:
             width = getattr(module, "head_dim", 128)
             width = width if isinstance(width, int) else 128
-            return AttentionPlan("attention", F.ATTENTION, width, frozenset(), attention)
+            return AttentionPlan("attention", F.ATTENTION, width, frozenset(), methods)
         router = self._router(module)
         if router is not None:
             return router
@@ -325,23 +325,6 @@ def parameters_of_call_or_none(module: mnn.Module) -> list[Any]:
         return list(parameters_of_call(module))
     except (UnmatchedError, ValueError, TypeError):
         return []
-
-
-def attention_methods(cls: type) -> tuple[str, ...]:
-    """Methods of cls whose code refers to mlx-lm's attention function by a global name."""
-    base = sys.modules.get("mlx_lm.models.base")
-    if base is None:
-        return ()
-    original = base.scaled_dot_product_attention
-    found = []
-    for name in dir(cls):
-        function: Any = getattr(cls, name, None)
-        code = getattr(function, "__code__", None)
-        if code is None or function.__module__.startswith("mlx.nn"):
-            continue
-        if any(function.__globals__.get(n) is original for n in code.co_names):
-            found.append(name)
-    return tuple(found)
 
 
 def _children(module: mnn.Module) -> list[mnn.Module]:

@@ -315,8 +315,8 @@ class DropoutPlan(Plan):
 
 @dataclass(frozen=True)
 class AttentionPlan(Plan):
-    """A module whose code calls mlx-lm's attention function; its own code runs with ours in the
-    place of that name."""
+    """A module whose code calls attention; its own code runs with ours in the place of that
+    name."""
 
     methods: tuple[str, ...]
 

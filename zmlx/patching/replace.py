@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import copyreg
 import inspect
-import sys
 import types
 from functools import wraps
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..nn import functional as F
+from .attention import with_ours
 from .copies import give_back
 from .held import HELD, STATE, hold, holds_the_same, same
 from .plans import PLAN, AttentionPlan, Plan, plan_of
@@ -144,7 +143,7 @@ def _subclass(cls: type[nn.Module], methods: dict[str, Any]) -> type[nn.Module]:
         fields["__copy__"] = _copy
     if methods:
         for name, method in methods.items():
-            ours = _with_our_attention(_function(method))
+            ours = with_ours(_function(method))
             static = isinstance(method, (staticmethod, classmethod))
             fields[name] = type(method)(ours) if static else ours
     else:
@@ -187,42 +186,6 @@ def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     vars(twin).update(copy.deepcopy(vars(self), memo))
     dict.update(twin, ((k, copy.deepcopy(v, memo)) for k, v in self.items()))
     return twin
-
-
-def _with_our_attention(function: types.FunctionType) -> types.FunctionType:
-    """The function with our attention under the name of mlx-lm's; all else that it refers to is
-    what it was when the class was patched."""
-    original = sys.modules["mlx_lm.models.base"].scaled_dot_product_attention
-    names = {
-        n: _attention if value is original else value for n, value in function.__globals__.items()
-    }
-    twin = types.FunctionType(
-        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
-    )
-    twin.__kwdefaults__ = function.__kwdefaults__
-    twin.__doc__, twin.__annotations__ = function.__doc__, function.__annotations__
-    return twin
-
-
-def _attention(
-    queries: mx.array,
-    keys: Any,
-    values: Any,
-    cache: Any,
-    scale: float,
-    mask: Any = None,
-    sinks: mx.array | None = None,
-) -> Any:
-    """mlx-lm's `scaled_dot_product_attention`; of quantised caches what has few queries and no
-    array for a mask, and the rest goes to the original."""
-    if hasattr(cache, "bits"):
-        if sinks is None and F.decodes(queries, keys, mask, cache.group_size, cache.bits):
-            return F.quantized_attention(
-                queries, keys, values, scale=scale, mask=mask, bits=cache.bits
-            )
-        original = sys.modules["mlx_lm.models.base"].scaled_dot_product_attention
-        return original(queries, keys, values, cache, scale, mask, sinks)
-    return F.attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
 
 
 def put(module: nn.Module, plan: Plan, training: bool) -> None:

@@ -1,0 +1,168 @@
+"""Attention in the code of modules: whatever name stands for it."""
+
+import mlx.core as mx
+import mlx.nn as mnn
+import numpy as np
+import pytest
+from mlx.core import fast
+from mlx.core.fast import scaled_dot_product_attention as attend
+from mlx.utils import tree_flatten
+
+import zmlx
+from zmlx import kernels
+from zmlx.patching.attention import methods
+
+X = mx.random.normal((2, 5, 16), key=mx.random.key(1))
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Launches of zmlx's attention."""
+    seen, run = [], kernels.scaled_dot_product_attention
+
+    def counted(*arrays, **options):
+        seen.append(options)
+        return run(*arrays, **options)
+
+    monkeypatch.setattr(kernels, "scaled_dot_product_attention", counted)
+    with zmlx.prefer("zmlx"):
+        yield seen
+
+
+def heads(x):
+    return mx.unflatten(x, -1, (2, 8)).swapaxes(1, 2)
+
+
+def helper(x, again=3):
+    if again:
+        return helper(x, again - 1)
+    return attend(x, x, x, scale=0.3)
+
+
+def of_a_helper(x):
+    return helper(x)
+
+
+class Attention(mnn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = mnn.Linear(16, 16)
+
+
+class ByPath(Attention):
+    def __call__(self, x):
+        x = heads(self.linear(x))
+        return mx.fast.scaled_dot_product_attention(x, x, x, scale=0.3)
+
+
+class ByModule(Attention):
+    def __call__(self, x):
+        x = heads(self.linear(x))
+        return fast.scaled_dot_product_attention(x, x, x, scale=0.3, mask="causal")
+
+
+class ByName(Attention):
+    def __call__(self, x):
+        x = heads(self.linear(x))
+        return attend(x, x, x, scale=0.3)
+
+
+class ByHelper(Attention):
+    def __call__(self, x):
+        return of_a_helper(heads(self.linear(x)))
+
+
+class ByClosure(Attention):
+    def __call__(self, x):
+        x = heads(self.linear(x))
+        return (lambda: mx.fast.scaled_dot_product_attention(x, x, x, scale=0.3))()
+
+
+class ByMethod(Attention):
+    @staticmethod
+    def attend(x):
+        return mx.fast.scaled_dot_product_attention(x, x, x, scale=0.3)
+
+    def __call__(self, x):
+        return self.attend(heads(self.linear(x)))
+
+
+class OnAStream(Attention):
+    def __call__(self, x):
+        x = heads(self.linear(x))
+        return mx.fast.scaled_dot_product_attention(x, x, x, scale=0.3, stream=mx.cpu)
+
+
+class None_(Attention):
+    def __call__(self, x):
+        return mx.fast.rms_norm(self.linear(x), None, 1e-5)
+
+
+@pytest.mark.parametrize("cls", [ByPath, ByModule, ByName, ByHelper, ByClosure, ByMethod])
+def test_attention_is_found_by_what_its_name_stands_for(cls, calls):
+    model = mnn.Sequential(cls())
+    before = model(X)
+    assert zmlx.patch(model).kinds() == {"attention": 1}
+    assert mx.allclose(model(X), before, rtol=1e-4, atol=1e-5).item()
+    assert len(calls) == 1
+    zmlx.unpatch(model)
+    assert mx.array_equal(model(X), before)
+    assert len(calls) == 1
+
+
+def test_what_names_a_stream_stays_with_it(calls):
+    model = mnn.Sequential(OnAStream())
+    before = model(X)
+    zmlx.patch(model)
+    assert mx.array_equal(model(X), before)
+    assert not calls
+
+
+def test_no_other_code_is_a_candidate():
+    assert [methods(cls) for cls in (None_, mnn.Linear, mnn.LSTM)] == [()] * 3
+    assert methods(mnn.MultiHeadAttention) == ("__call__",)
+
+
+def test_what_a_method_refers_to_is_looked_up_when_it_runs(monkeypatch, calls):
+    """All of mx but attention is as it is at the time."""
+    model = mnn.Sequential(ByPath())
+    zmlx.patch(model)
+    monkeypatch.setattr(mx, "some_flag", 3, raising=False)
+    function = type(model.layers[0]).__call__
+    assert function.__globals__["mx"].some_flag == 3
+    assert function.__globals__["mx"].fast.rope is mx.fast.rope
+    assert ByPath.__call__.__globals__["mx"] is mx
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+def test_a_transformer_of_mlx_trains_with_our_attention(dtype, calls):
+    """In half precision as near the gradient in float32 as MLX comes."""
+    model = mnn.Transformer(32, 4, 2, 2, 64, dropout=0.0)
+    source, target = (mx.random.normal((2, n, 32), key=mx.random.key(n)) for n in (9, 7))
+    mask = mnn.MultiHeadAttention.create_additive_causal_mask(7)
+
+    def gradients(dtype):
+        def loss(model):
+            y = model(*(a.astype(dtype) for a in (source, target)), None, mask.astype(dtype), None)
+            return (y.astype(mx.float32) * mx.random.normal(y.shape, key=mx.random.key(2))).sum()
+
+        model.set_dtype(dtype)
+        _, found = mnn.value_and_grad(model, loss)(model)
+        return {name: np.array(a.astype(mx.float32)) for name, a in tree_flatten(found)}
+
+    model.set_dtype(dtype)  # rounds the parameters
+    exact, expected = gradients(mx.float32), gradients(dtype)
+    assert zmlx.patch(model, mode="training").kinds()["attention"] == 6
+    for name, got in gradients(dtype).items():
+        off = max(np.abs(expected[name] - exact[name]).max(), 1e-4 * np.abs(exact[name]).max())
+        assert np.abs(got - exact[name]).max() <= 2 * off + 1e-4, name
+    assert calls
+
+
+def test_masks_of_integers_are_added_as_in_mlx(calls):
+    x = heads(X)
+    mask = mx.array([[0, -5, 0, -1000, 1]])
+    expected = mx.fast.scaled_dot_product_attention(x, x, x, scale=0.3, mask=mask)
+    got = zmlx.nn.functional.attention(x, x, x, scale=0.3, mask=mask)
+    assert mx.allclose(got, expected, rtol=1e-4, atol=1e-5).item()
+    assert calls
