@@ -72,8 +72,27 @@ class Stopped(mnn.Module):
 
 @pytest.mark.parametrize("cls", [Odd, Branching])
 def test_what_only_looks_like_a_norm_is_skipped_with_a_reason(cls):
+    """It is no norm; that it calls one is another kind."""
     model = mnn.Sequential(cls(8), mnn.RMSNorm(8))
-    report = zmlx.patch(model)
+    report = zmlx.patch(model, exclude="calls")
+    assert [r.path for r in report.replaced] == ["layers.1"]
+    zmlx.unpatch(model)
+    assert zmlx.patch(model).kinds() == {"calls": 1, "norm": 1}
+
+
+class NoNorm(mnn.Module):
+    """Has the parameters of a norm."""
+
+    def __init__(self, dims):
+        super().__init__()
+        self.weight, self.eps = mx.ones((dims,)), 1e-5
+
+    def __call__(self, x):
+        return x * self.weight + self.eps
+
+
+def test_what_has_parameters_and_equals_nothing_is_skipped_with_a_reason():
+    report = zmlx.patch(mnn.Sequential(NoNorm(8), mnn.RMSNorm(8)))
     assert [r.path for r in report.replaced] == ["layers.1"]
     assert [(s.path, s.why) for s in report.skipped] == [
         ("layers.0", "its graph equals no norm and no activation")

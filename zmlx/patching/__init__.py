@@ -43,7 +43,7 @@ from ..nn.choosing import TYPICAL_ROWS
 from .copies import Place, own, places
 from .head import find_head, head_of, lm_loss, put_head, restore_head
 from .match import Matcher, random_state_kept
-from .plans import AttentionPlan, DropoutPlan, Plan, plan_of
+from .plans import CodePlan, DropoutPlan, Plan, plan_of
 from .probe import own_dtype, probe
 from .replace import is_current, is_trained, put, restore, set_trained, take_out
 from .report import Replaced, Report, Skipped
@@ -62,6 +62,7 @@ KINDS = (
     "experts",
     "rope",
     "attention",
+    "calls",
     "dropout",
     "loss",
 )
@@ -79,10 +80,11 @@ def patch(
 ) -> Report:
     """Makes the modules of a model run zmlx's kernels where `zmlx.choice` says so.
 
-    Norms, sums that are normed, gated and plain feed-forward networks, activations and mlx-lm's
-    attention are found by their graphs, in any model of mlx.nn modules. The model is changed in
-    place; parameters, their names and the identity of modules stay, so that it can be saved,
-    quantised, trained and given LoRA layers like any other. Patching again changes nothing.
+    Norms, sums that are normed, gated and plain feed-forward networks and activations are found by
+    their graphs, in any model of mlx.nn modules; attention, and what else a module calls of MLX's
+    fused functions, by what the names in its code stand for. The model is changed in place;
+    parameters, their names and the identity of modules stay, so that it can be saved, quantised,
+    trained and given LoRA layers like any other. Patching again changes nothing.
 
     Args:
         model: an `mlx.nn.Module`.
@@ -169,7 +171,7 @@ def _plans(
 
 def _probe(module: nn.Module, plan: Plan, mode: str) -> None:
     """Raises `UnmatchedError` where a plan is found to differ."""
-    if isinstance(plan, (AttentionPlan, DropoutPlan)):
+    if isinstance(plan, (CodePlan, DropoutPlan)):
         return
     try:
         probe(detached(module), plan, mode == "training")

@@ -11,10 +11,10 @@ import mlx.core as mx
 import mlx.nn as mnn
 
 from ..nn import functional as F
-from . import attention
+from . import code
 from .leaves import FLOATS, SIZES, Leaves, Sizes
 from .mixtures import Mixtures
-from .plans import AttentionPlan, DropoutPlan, MLPPlan, NormPlan, Plan, RouterPlan
+from .plans import CodePlan, DropoutPlan, MLPPlan, NormPlan, Plan, RouterPlan
 from .routing import Routing
 from .steps import Add, AddNorm, BlockPlan, CallChild, Mix
 from .templates import ACTIVATIONS, GATED, packed
@@ -63,12 +63,25 @@ class Matcher(Mixtures, Leaves):
         return found
 
     def _find_in_all(self, module: mnn.Module) -> Plan | None:
+        """By its graph, or else by what its code calls."""
+        calls = code.calls(type(module))
+        if F.ATTENTION in calls.ops:
+            return _code_plan("attention", module, calls)
+        try:
+            found = self._same_in_all(module)
+        except UnmatchedError:
+            if not calls.ops:
+                raise
+            found = None
+        return found or (_code_plan("calls", module, calls) if calls.ops else None)
+
+    def _same_in_all(self, module: mnn.Module) -> Plan | None:
         """A plan runs in evaluation and in training, and for all sizes, so it has to be found in
         both modes and for all of `SIZES`: what drops a part of its values, or has another function,
         in one of them is left alone."""
         settings = product((False, True), SIZES)
         plan = self._find_in(module, *next(settings))
-        if plan is None or isinstance(plan, (AttentionPlan, DropoutPlan)):
+        if plan is None or isinstance(plan, DropoutPlan):
             return plan
         for training, sizes in settings:
             try:
@@ -98,16 +111,11 @@ class Matcher(Mixtures, Leaves):
         if type(module) is mnn.Dropout:
             axes = frozenset((d, n) for d in FLOATS for n in range(9))
             return DropoutPlan("dropout", "dropout", 4096, axes)
-        if not _children(module):
-            return self._router(module) or self._leaf(module)
-        methods = attention.methods(type(module))
-        if methods:
-            width = getattr(module, "head_dim", 128)
-            width = width if isinstance(width, int) else 128
-            return AttentionPlan("attention", F.ATTENTION, width, frozenset(), methods)
         router = self._router(module)
         if router is not None:
             return router
+        if not _children(module):
+            return self._leaf(module)
         try:
             found = self._experts(module) or self._mixture(module) or self._mlp(module)
         except UnmatchedError as reason:
@@ -309,6 +317,12 @@ class Matcher(Mixtures, Leaves):
         # A spelling that rounds between norm and weight rounds there in the fused kernel too late
         # for half precision only, which the probe accepts or refuses.
         return plan if isinstance(plan, NormPlan) else None
+
+
+def _code_plan(kind: str, module: mnn.Module, calls: code.Calls) -> CodePlan:
+    op = next(op for op in code.OPS if op in calls.ops)
+    width = getattr(module, "head_dim", 128) if op == F.ATTENTION else 4096
+    return CodePlan(kind, op, width if isinstance(width, int) else 128, frozenset(), calls.methods)
 
 
 def _routing_of(plan: Plan) -> Routing | None:

