@@ -56,6 +56,9 @@ OTHER = {
     ),
     "nothing times infinity": (lambda x, y, c, r: 0 * x + y, lambda x, y, c, r: y),
     "what cancels unless it is infinite": (lambda x, y, c, r: x - x + y, lambda x, y, c, r: y),
+    "what cancels in part": (lambda x, y, c, r: 2 * x - x, lambda x, y, c, r: x),
+    "a number that rounds": (lambda x, y, c, r: (x + 1e5) - 1e5, lambda x, y, c, r: x),
+    "what overflows in between": (lambda x, y, c, r: x * 1e-30 * 1e30, lambda x, y, c, r: x),
     "a logarithm that overflows": (
         lambda x, y, c, r: mx.log1p(mx.exp(x)),
         lambda x, y, c, r: mx.logaddexp(x, mx.array(0.0)),
@@ -85,6 +88,35 @@ def test_graphs_are_the_same_but_for_rounding(pair):
 @pytest.mark.parametrize("pair", OTHER.values(), ids=OTHER)
 def test_graphs_are_not_the_same(pair):
     assert not same(*pair)
+
+
+class Sinkhorn(mnn.Module):
+    def __call__(self, x):
+        x = mx.exp(x)
+        for _ in range(30):
+            x = x / x.sum(-1, keepdims=True)
+            x = x / x.sum(-2, keepdims=True)
+        return x
+
+
+class Squares(mnn.Module):
+    def __call__(self, x):
+        for _ in range(30):
+            x = (mx.tanh(x) + x).square()
+        return x
+
+
+class Deep(mnn.Module):
+    def __call__(self, a, b):
+        for _ in range(2000):
+            a = mx.tanh(a) * 0.5
+        return a * b
+
+
+@pytest.mark.parametrize("cls", [Sinkhorn, Squares, Deep])
+def test_graphs_that_grow_by_powers_or_are_deep_are_compared_all_the_same(cls):
+    """As trees they would have 2³⁰ leaves."""
+    assert zmlx.patch(mnn.Sequential(mnn.Linear(4, 4), cls())).kinds() == {}
 
 
 #: Activations as models write them: the op, and its gated unit.

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from mlx.core import fast
 from mlx.core.fast import scaled_dot_product_attention as attend
+from mlx.nn import softmax as soft
 from mlx.utils import tree_flatten
 
 import zmlx
 from zmlx import kernels
+from zmlx.patching.code import _FAST
 from zmlx.patching.code import calls as calls_of
 
 X = mx.random.normal((2, 5, 16), key=mx.random.key(1))
@@ -124,12 +126,14 @@ class Mixed(Attention):
         x = mx.fast.rope(x, 8, traditional=False, base=1e4, scale=1.0, offset=3)
         scores = mx.softmax(x @ x.swapaxes(-1, -2), axis=-1, precise=True)
         y = mx.fast.layer_norm(scores @ x, None, None, eps=1e-5)
+        y = y + mnn.softmax(x) + soft(x, axis=-1)
         return y + mx.softmax(x, [-1]) + mx.softmax(x, axis=-1, stream=mx.cpu)
 
 
 def test_other_functions_of_mlx_are_replaced_in_the_code_of_what_has_no_plan(monkeypatch):
     seen = []
-    for name in ("rms_norm", "rope", "softmax", "layer_norm"):
+    names = ("rms_norm", "rope", "softmax", "layer_norm")
+    for name in names:
         run = getattr(kernels, name)
         monkeypatch.setattr(
             kernels, name, lambda *a, run=run, name=name, **o: seen.append(name) or run(*a, **o)
@@ -140,7 +144,8 @@ def test_other_functions_of_mlx_are_replaced_in_the_code_of_what_has_no_plan(mon
         assert zmlx.patch(model).kinds() == {"calls": 1, "norm": 1}
         seen.clear()
         assert mx.allclose(model(X), before, rtol=1e-4, atol=1e-5).item()
-        assert seen == ["rms_norm", "rope", "softmax", "layer_norm", "rms_norm"]
+        assert seen == [*names, "softmax", "softmax", "rms_norm"]
+    assert calls_of(Mixed).ops == {*names}
     zmlx.unpatch(model)
     assert zmlx.patch(model, exclude="calls").kinds() == {"norm": 1}
 
@@ -172,15 +177,44 @@ def test_no_other_code_is_a_candidate():
     assert calls_of(mnn.MultiHeadAttention).methods == ("__call__",)
 
 
-def test_what_a_method_refers_to_is_looked_up_when_it_runs(monkeypatch, calls):
-    """All of mx but attention is as it is at the time."""
-    model = mnn.Sequential(ByPath())
-    zmlx.patch(model)
+FACTOR = 2.0
+
+
+class Scaled(Attention):
+    def __call__(self, x):
+        return FACTOR * mx.softmax(self.linear(x), axis=-1)
+
+
+def test_what_a_method_refers_to_is_looked_up_when_it_runs(monkeypatch):
+    """All but MLX's functions is as it is at the time."""
+    model = mnn.Sequential(Scaled())
+    assert zmlx.patch(model).kinds() == {"calls": 1}
+    before = model(X)
+    monkeypatch.setitem(globals(), "FACTOR", 6.0)
+    assert mx.allclose(model(X), 3 * before).item()
     monkeypatch.setattr(mx, "some_flag", 3, raising=False)
-    function = type(model.layers[0]).__call__
+    function = type(model.layers[0]).__call__.__wrapped__
     assert function.__globals__["mx"].some_flag == 3
     assert function.__globals__["mx"].fast.metal_kernel is mx.fast.metal_kernel
-    assert ByPath.__call__.__globals__["mx"] is mx
+    assert Scaled.__call__.__globals__["mx"] is mx
+
+
+COUNT = 0
+
+
+class Counting(Attention):
+    def __call__(self, x):
+        global COUNT
+        COUNT += 1
+        return mx.softmax(self.linear(x), axis=-1)
+
+
+def test_code_that_assigns_to_a_global_name_is_left_alone():
+    model = mnn.Sequential(Counting())
+    assert zmlx.patch(model).kinds() == {}
+    before = COUNT
+    model(X)
+    assert before + 1 == COUNT
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
@@ -216,3 +250,125 @@ def test_masks_of_integers_are_added_as_in_mlx(calls):
     got = zmlx.nn.functional.attention(x, x, x, scale=0.3, mask=mask)
     assert mx.allclose(got, expected, rtol=1e-4, atol=1e-5).item()
     assert calls
+
+
+def counted(x):
+    counted.count += 1
+    return mx.softmax(x, axis=-1)
+
+
+counted.count = 0
+
+
+def weighed(x):
+    return mx.softmax(x, axis=-1)
+
+
+WEIGHTS = {weighed: 2.0}
+
+
+class Named(Attention):
+    """Refers to functions as objects, too, and to attributes of its methods."""
+
+    def attend(self, x):
+        return mx.softmax(x, axis=-1) * self.attend.factor
+
+    attend.factor = 3.0
+
+    def __call__(self, x):
+        x = self.linear(x)
+        return self.attend(x) + counted(x) + WEIGHTS[weighed] * weighed(x)
+
+
+class Other:
+    factor = 5.0
+
+    def times(self, x):
+        return self.factor * mx.softmax(x, axis=-1)
+
+
+class Borrowing(Attention):
+    times = Other().times
+
+    def __call__(self, x):
+        return self.times(self.linear(x)) + mx.softmax(x, axis=-1)
+
+
+class Initialised(Attention):
+    def __init__(self, scale=2.0):
+        super().__init__()
+        self.scale = scale * mx.softmax(mx.ones((16,)), axis=-1)
+
+    def __call__(self, x):
+        return self.scale * mx.softmax(self.linear(x), axis=-1)
+
+
+@pytest.mark.parametrize("cls", [Named, Borrowing, Initialised])
+def test_code_that_is_more_than_calls_runs_as_it_did(cls):
+    model = mnn.Sequential(cls())
+    before = model(X)
+    with zmlx.prefer("zmlx"):
+        assert zmlx.patch(model).kinds() == {"calls": 1}
+        assert mx.allclose(model(X), before, rtol=1e-5, atol=1e-6).item()
+    assert type(type(model.layers[0])()) is cls
+
+
+class Raises:
+    def __get__(self, instance, owner):
+        raise RuntimeError("not now")
+
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+class Unfriendly(Attention):
+    one, two = Raises(), [Raises()]
+
+    def __call__(self, x):
+        return self.linear(x)
+
+
+def test_attributes_that_raise_are_not_looked_at():
+    assert zmlx.patch(mnn.Sequential(Unfriendly())).kinds() == {}
+
+
+def test_a_function_or_method_that_is_another_later_is_called(monkeypatch):
+    model = mnn.Sequential(ByHelper(), Scaled())
+    zmlx.patch(model)
+    monkeypatch.setitem(globals(), "of_a_helper", lambda x: x - x)
+    assert not model.layers[0](X).any().item()
+    monkeypatch.setattr(Scaled, "__call__", lambda self, x: x + 1)
+    assert mx.array_equal(model.layers[1](X), X + 1)
+
+
+def test_what_takes_the_place_of_mlxs_function_is_called(monkeypatch):
+    model = mnn.Sequential(Scaled())
+    zmlx.patch(model)
+    monkeypatch.setattr(mx, "softmax", lambda x, axis: x - x)
+    assert not model(X).any().item()
+
+
+ODD = {
+    "eps of an array": lambda f, x: f.rms_norm(x, None, mx.array(1e-5)),
+    "negative eps": lambda f, x: f.rms_norm(2 * x, None, -1e-3),
+    "weight of integers": lambda f, x: f.rms_norm(x, mx.ones(16, mx.int32), 1e-5),
+    "bias alone": lambda f, x: f.layer_norm(x.astype(mx.float16), None, mx.zeros(16), 1e-5),
+    "small offset": lambda f, x: f.rope(
+        x, 16, traditional=False, base=1e4, scale=1.0, offset=mx.array(3, mx.uint8)
+    ),
+    "no keys": lambda f, x: f.scaled_dot_product_attention(
+        x[None], x[None, :, :0], x[None, :, :0], scale=1.0
+    ),
+    "scale of an array": lambda f, x: f.scaled_dot_product_attention(
+        x[None], x[None], x[None], scale=mx.array(0.5)
+    ),
+}
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+def test_arguments_that_only_mlx_takes_go_to_it(odd):
+    expected = odd(mx.fast, X)
+    with zmlx.prefer("zmlx"):
+        got = odd(_FAST, X)
+    assert got.dtype == expected.dtype
+    assert mx.allclose(got, expected, rtol=1e-4, atol=1e-5, equal_nan=True).item()

@@ -1,13 +1,14 @@
 """Functions of MLX in the code of a module: found by what its names stand for, and run by ours.
 
 A method is a candidate if its code, or that of a function that it refers to by a global name, calls
-one of `mx.fast`'s norms, rotations or attention, `mx.softmax`, or mlx-lm's attention. It then runs
+one of `mx.fast`'s norms, rotations or attention, a softmax, or mlx-lm's attention. It then runs
 with other globals, in which ours are in their place.
 """
 
 from __future__ import annotations
 
 import dis
+import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -23,13 +24,17 @@ from ..nn import functional as F
 
 
 class _In:
-    """A module in which some names stand for something else."""
+    """A module in which some names stand for something else, as long as they stand for what they
+    did."""
 
     def __init__(self, module: types.ModuleType, names: dict[str, Any]) -> None:
-        self._module, self._names = module, names
+        self._module = module
+        self._names = {name: (getattr(module, name), ours) for name, ours in names.items()}
 
     def __getattr__(self, name: str) -> Any:
-        return self._names[name] if name in self._names else getattr(self._module, name)
+        value = getattr(self._module, name)
+        original, ours = self._names.get(name, (None, None))
+        return ours if original is value else value
 
 
 # ---- the functions, as MLX has them -------------------------------------------------------------
@@ -39,8 +44,13 @@ def _is_float(*arrays: Any) -> bool:
     return all(isinstance(a, mx.array) and mx.issubdtype(a.dtype, mx.floating) for a in arrays)
 
 
+def _is_number(*numbers: Any) -> bool:
+    return all(type(n) in (int, float) for n in numbers)
+
+
 def _rms_norm(x: mx.array, weight: mx.array | None, eps: float, **others: Any) -> mx.array:
-    if others or not _is_float(x) or not x.ndim:
+    known = _is_float(x, *(a for a in (weight,) if a is not None)) and x.ndim
+    if others or not known or not _is_number(eps) or eps < 0:
         return mx.fast.rms_norm(x, weight, eps, **others)
     return F.rms_norm(x, weight, eps)
 
@@ -48,7 +58,10 @@ def _rms_norm(x: mx.array, weight: mx.array | None, eps: float, **others: Any) -
 def _layer_norm(
     x: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float, **others: Any
 ) -> mx.array:
-    if others or not _is_float(x) or not x.ndim:
+    known = _is_float(x, *(a for a in (weight, bias) if a is not None)) and x.ndim
+    # MLX gives the sum with a bias alone the dtype of x.
+    known = known and (weight is not None or bias is None or bias.dtype == x.dtype)
+    if others or not known or not _is_number(eps) or eps < 0:
         return mx.fast.layer_norm(x, weight, bias, eps, **others)
     return F.layer_norm(x, weight, bias, eps)
 
@@ -64,7 +77,10 @@ def _rope(
     freqs: mx.array | None = None,
     **others: Any,
 ) -> mx.array:
-    run = mx.fast.rope if others else F.rope
+    known = _is_float(x) and _is_number(scale) and (base is None or _is_number(base))
+    if isinstance(offset, mx.array):
+        known = known and offset.dtype in (mx.int32, mx.uint32, mx.int64)
+    run = F.rope if known and not others else mx.fast.rope
     return run(
         x, dims, traditional=traditional, base=base, scale=scale, offset=offset, freqs=freqs,
         **others,
@@ -73,7 +89,7 @@ def _rope(
 
 def _softmax(x: mx.array, axis: Any = None, **others: Any) -> mx.array:
     """The kernel computes in float32 whether that is asked for (`precise`) or not."""
-    known = not others.keys() - {"precise"} and isinstance(axis, int) and _is_float(x) and x.ndim
+    known = not others.keys() - {"precise"} and type(axis) is int and _is_float(x) and x.ndim
     if known and use_kernel("softmax", x):
         return kernels.softmax(x, axis)
     return mx.softmax(x, axis, **others)
@@ -89,7 +105,8 @@ def _fast_attention(
     sinks: mx.array | None = None,
     **others: Any,
 ) -> mx.array:
-    if others or not _is_float(q, k, v) or not q.ndim == k.ndim == v.ndim == 4:
+    known = _is_float(q, k, v) and q.ndim == k.ndim == v.ndim == 4 and _is_number(scale)
+    if others or not known or not k.shape[2]:
         return mx.fast.scaled_dot_product_attention(
             q, k, v, scale=scale, mask=mask, sinks=sinks, **others
         )
@@ -116,20 +133,29 @@ def _attention(
     return F.attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
 
 
-#: MLX's functions by their names, and ours: (op, function).
-_OURS: dict[str, tuple[str, Callable[..., Any]]] = {
-    "scaled_dot_product_attention": (F.ATTENTION, _fast_attention),
-    "rms_norm": ("rms_norm", _rms_norm),
-    "layer_norm": ("layer_norm", _layer_norm),
-    "rope": ("rope", _rope),
+#: MLX's functions by their module and name, with our op and function; the costliest first.
+_OURS: dict[types.ModuleType, dict[str, tuple[str, Callable[..., Any]]]] = {
+    mx.fast: {
+        F.ATTENTION: (F.ATTENTION, _fast_attention),
+        "rms_norm": ("rms_norm", _rms_norm),
+        "layer_norm": ("layer_norm", _layer_norm),
+        "rope": ("rope", _rope),
+    },
+    mx: {"softmax": ("softmax", _softmax)},
+    nn: {"softmax": ("softmax", F.softmax)},
 }
-_OURS_OF_CORE: dict[str, tuple[str, Callable[..., Any]]] = {"softmax": ("softmax", _softmax)}
 
-#: The ops, the costliest first.
-OPS = tuple(op for op, _ in (*_OURS.values(), *_OURS_OF_CORE.values()))
+#: The ops, in that order.
+OPS = tuple(dict.fromkeys(op for names in _OURS.values() for op, _ in names.values()))
 
-_FAST = _In(mx.fast, {name: ours for name, (_, ours) in _OURS.items()})
-_CORE = _In(mx, {"fast": _FAST, **{name: ours for name, (_, ours) in _OURS_OF_CORE.items()}})
+_FAST = _In(mx.fast, {name: ours for name, (_, ours) in _OURS[mx.fast].items()})
+
+#: The modules with ours.
+_STANDS = {
+    mx.fast: _FAST,
+    mx: _In(mx, {"fast": _FAST, **{name: ours for name, (_, ours) in _OURS[mx].items()}}),
+    nn: _In(nn, {name: ours for name, (_, ours) in _OURS[nn].items()}),
+}
 
 
 def _of_mlx_lm() -> Any:
@@ -152,112 +178,164 @@ def calls(cls: type) -> Calls:
     """What the methods of cls call."""
     methods, ops = [], set()
     for name in dir(cls):
-        function = getattr(cls, name, None)
-        if function is getattr(nn.Module, name, None):
+        function = function_of(inspect.getattr_static(cls, name, None))
+        inherited = name in vars(nn.Module) and function is vars(nn.Module)[name]
+        special = name.startswith("__") and name != "__call__"
+        if function is None or inherited or special:
             continue
-        function = getattr(function, "__func__", function)
-        if not isinstance(function, types.FunctionType):
-            continue
-        found = _calling(function)
+        found = calling(function)
         if function in found:
             methods.append(name)
             ops |= {op for one in found.values() for op in one.ops}
     return Calls(tuple(methods), frozenset(ops))
 
 
+def function_of(method: Any) -> types.FunctionType | None:
+    """The function of a method, of a static or class method too."""
+    function = method.__func__ if isinstance(method, (staticmethod, classmethod)) else method
+    return function if isinstance(function, types.FunctionType) else None
+
+
 def with_ours(function: types.FunctionType) -> types.FunctionType:
-    """The function with ours; all else that it refers to is what it is now."""
-    found = _calling(function)
-    twins = {f: _twin(f) for f in found}
+    """The function with ours, also in the functions that it refers to and that call MLX's."""
+    found = calling(function)
+    twins: dict[types.FunctionType, types.FunctionType] = {}
+    for f, referred in found.items():
+        # Filled below, since functions may refer to each other.
+        twins[f] = _twin(f, dict(referred.ours))
     for f, twin in twins.items():
-        inner = {name: twins[g] for name, g in found[f].functions.items() if g in twins}
-        twin.__globals__.update(found[f].ours | inner)
+        inner = {name: (g, twins[g]) for name, g in found[f].functions.items() if g in twins}
+        twin.__globals__.ours.update(inner)  # type: ignore[attr-defined]
     return twins[function]
 
 
 @dataclass(frozen=True)
-class _Referred:
-    """What the global names of a function stand for: those of MLX's functions with ours, their ops,
-    and other functions."""
+class Referred:
+    """What the global names of a function stand for: those of MLX's functions and modules with
+    ours, their ops, and functions that it calls."""
 
-    ours: dict[str, Any]
+    ours: dict[str, tuple[Any, Any]]
     ops: set[str]
     functions: dict[str, types.FunctionType]
 
 
-def _calling(function: types.FunctionType) -> dict[types.FunctionType, _Referred]:
-    """Of a function and those that it refers to, in turn: those that call MLX's functions."""
-    known: dict[types.FunctionType, _Referred] = {}
+def calling(function: types.FunctionType) -> dict[types.FunctionType, Referred]:
+    """Of a function and those that it calls, in turn: those that call MLX's functions."""
+    known: dict[types.FunctionType, Referred] = {}
     left = [function]
     while left:
         one = left.pop()
         if one not in known:
             known[one] = _referred(one)
             left += known[one].functions.values()
-    calling = {f for f, referred in known.items() if referred.ours}
-    while more := {
-        f for f in known if f not in calling and calling & {*known[f].functions.values()}
-    }:
-        calling |= more
-    return {f: known[f] for f in calling}
+    found = {f for f, referred in known.items() if referred.ours}
+    while more := {f for f in known if f not in found and found & {*known[f].functions.values()}}:
+        found |= more
+    return {f: known[f] for f in found}
 
 
-def _referred(function: types.FunctionType) -> _Referred:
-    found = _Referred({}, set(), {})
-    for name, *attributes in _names(function.__code__):
+def _referred(function: types.FunctionType) -> Referred:
+    """A name that is used for something else, too, is left as it is."""
+    found = Referred({}, set(), {})
+    if _sets_globals(function.__code__):
+        return found
+    used: dict[str, list[_Use]] = {}
+    for use in _uses(function.__code__):
+        used.setdefault(use.name, []).append(use)
+    for name, uses in used.items():
         value = function.__globals__.get(name)
         if value is None:
             continue
-        stands, ours = _CORE if value is mx else _FAST, _OURS_OF_CORE if value is mx else _OURS
-        if value is mx and attributes[:1] == ["fast"]:
-            attributes, ours = attributes[1:], _OURS
-        if (value is mx or value is mx.fast) and attributes and attributes[0] in ours:
-            found.ours[name] = stands
-            found.ops.add(ours[attributes[0]][0])
-        else:
-            _add_function(found, name, value)
+        if isinstance(value, types.ModuleType):
+            ops = {op for use in uses if (op := _op_of(value, use.attributes))}
+            if ops and all(use.attributes for use in uses):
+                found.ours[name] = (value, _STANDS[value])
+                found.ops.update(ops)
+        elif all(use.called for use in uses):
+            op, ours = _ours_of(value)
+            if op:
+                found.ours[name] = (value, ours)
+                found.ops.add(op)
+            elif isinstance(value, types.FunctionType):
+                found.functions[name] = value
     return found
 
 
-def _add_function(found: _Referred, name: str, value: Any) -> None:
-    for module, ours in ((mx.fast, _OURS), (mx, _OURS_OF_CORE)):
-        for own, (op, function) in ours.items():
-            if value is getattr(module, own):
-                found.ours[name] = function
-                found.ops.add(op)
-                return
-    if value is _of_mlx_lm():
-        found.ours[name] = _attention
-        found.ops.add(F.ATTENTION)
-    elif isinstance(value, types.FunctionType):
-        found.functions[name] = value
+def _op_of(module: types.ModuleType, attributes: tuple[str, ...]) -> str:
+    if module is mx and attributes[:1] == ("fast",):
+        module, attributes = mx.fast, attributes[1:]
+    op, _ = _OURS.get(module, {}).get(attributes[0] if attributes else "", ("", None))
+    return op
 
 
-def _names(code: types.CodeType) -> Iterator[tuple[str, ...]]:
-    """The global names that code and the functions in it load, with the attributes that are taken
-    of them at once: `mx.fast.rope` is ("mx", "fast", "rope")."""
-    chain: list[str] = []
+def _ours_of(value: Any) -> tuple[str, Any]:
+    for module, names in _OURS.items():
+        for name, (op, ours) in names.items():
+            if value is getattr(module, name):
+                return op, ours
+    return (F.ATTENTION, _attention) if value is _of_mlx_lm() else ("", None)
+
+
+def _sets_globals(code: types.CodeType) -> bool:
+    """Whether code assigns to a global name, which would be lost in a twin."""
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    sets = (i.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for i in dis.get_instructions(code))
+    return any(sets) or any(map(_sets_globals, inner))
+
+
+@dataclass(frozen=True)
+class _Use:
+    """A global name where it is loaded: the attributes that are taken of it at once, and whether it
+    is called. `mx.fast.rope` is ("mx", ("fast", "rope"))."""
+
+    name: str
+    attributes: tuple[str, ...]
+    called: bool
+
+
+def _uses(code: types.CodeType) -> Iterator[_Use]:
+    """The uses of global names in code and the functions in it."""
+    name, called, attributes = "", False, []
     for instruction in dis.get_instructions(code):
-        if chain and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            chain.append(instruction.argval)
+        if name and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            attributes.append(instruction.argval)
             continue
-        if chain:
-            yield tuple(chain)
-        chain = [instruction.argval] if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") else []
+        if name:
+            yield _Use(name, tuple(attributes), called)
+        name = ""
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            name, attributes = instruction.argval, []
+            # Python 3.10 does not say it.
+            called = "NULL" in instruction.argrepr or sys.version_info < (3, 11)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+            yield from _uses(constant)
 
 
-def _twin(function: types.FunctionType) -> types.FunctionType:
-    """The function with globals of its own."""
+class _Globals(dict[str, Any]):
+    """The names of a module as they are when they are looked up; ours where they stand for what
+    they did: (that, ours)."""
+
+    def __init__(self, names: dict[str, Any], ours: dict[str, tuple[Any, Any]]) -> None:
+        super().__init__()
+        self.names, self.ours = names, ours
+
+    def __missing__(self, name: str) -> Any:
+        value = self.names[name]
+        original, ours = self.ours.get(name, (None, None))
+        return ours if original is value else value
+
+
+def _twin(function: types.FunctionType, ours: dict[str, tuple[Any, Any]]) -> types.FunctionType:
+    """The function with globals of its own, and with the same attributes."""
     twin = types.FunctionType(
         function.__code__,
-        {**function.__globals__},
+        _Globals(function.__globals__, ours),
         function.__name__,
         function.__defaults__,
         function.__closure__,
     )
-    twin.__kwdefaults__ = function.__kwdefaults__
-    twin.__doc__, twin.__annotations__ = function.__doc__, function.__annotations__
+    for name in ("__module__", "__qualname__", "__doc__", "__annotations__", "__kwdefaults__"):
+        setattr(twin, name, getattr(function, name))
+    twin.__dict__ = function.__dict__
     return twin

@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from .code import with_ours
+from .code import calling, function_of, with_ours
 from .copies import give_back
 from .held import HELD, STATE, hold, holds_the_same, same
 from .plans import PLAN, CodePlan, Plan, plan_of
@@ -112,19 +112,35 @@ _CLASSES: dict[Any, type[nn.Module]] = {}
 
 
 def _patched_class(cls: type[nn.Module], methods: tuple[str, ...]) -> type[nn.Module]:
-    """The subclass of cls whose modules run a plan, or whose methods run with our attention; one
-    for as long as its call and these methods, and what they refer to, stay the same objects."""
+    """The subclass of cls whose modules run a plan, or whose methods run with our functions; one
+    for as long as its call and these methods, and the functions that they call, stay the same
+    objects."""
     found = {name: inspect.getattr_static(cls, name) for name in methods}
-    names = [tuple((n, id(v)) for n, v in _function(f).__globals__.items()) for f in found.values()]
-    key = (cls, cls.__call__, tuple(found.items()), tuple(names))
+    called = tuple(frozenset(calling(_function(f))) for f in found.values())
+    key = (cls, cls.__call__, tuple(found.items()), called)
     if key not in _CLASSES:
         _CLASSES[key] = _subclass(cls, found)
     return _CLASSES[key]
 
 
 def _function(method: Any) -> types.FunctionType:
-    """The function of a method, of a static one too."""
-    return getattr(method, "__func__", method)  # type: ignore[no-any-return]
+    function = function_of(method)
+    assert function is not None
+    return function
+
+
+def _method(cls: type[nn.Module], name: str, method: Any) -> Any:
+    """A method with our functions, for as long as it is what its class has."""
+    function = _function(method)
+    ours = with_ours(function)
+
+    @wraps(ours)
+    def run(*arguments: Any, **keywords: Any) -> Any:
+        current = getattr(cls, name)
+        current = getattr(current, "__func__", current)
+        return (ours if current is function else current)(*arguments, **keywords)
+
+    return type(method)(run) if isinstance(method, (staticmethod, classmethod)) else run
 
 
 def _subclass(cls: type[nn.Module], methods: dict[str, Any]) -> type[nn.Module]:
@@ -142,10 +158,7 @@ def _subclass(cls: type[nn.Module], methods: dict[str, Any]) -> type[nn.Module]:
     if not hasattr(cls, "__copy__"):
         fields["__copy__"] = _copy
     if methods:
-        for name, method in methods.items():
-            ours = with_ours(_function(method))
-            static = isinstance(method, (staticmethod, classmethod))
-            fields[name] = type(method)(ours) if static else ours
+        fields.update((name, _method(cls, name, method)) for name, method in methods.items())
     else:
         fields.update(
             __call__=_call_of(cls), __setattr__=_setattr, __delattr__=_delattr,
