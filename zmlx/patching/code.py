@@ -1,8 +1,8 @@
 """Functions of MLX in the code of a module: found by what its names stand for, and run by ours.
 
 A method is a candidate if its code, or that of a function that it refers to by a global name, calls
-one of `mx.fast`'s norms, rotations or attention, a softmax, or mlx-lm's attention. It then runs
-with other globals, in which ours are in their place.
+one of `mx.fast`'s norms, rotations or attention, a softmax, or mlx-lm's attention. A twin of it
+then runs, whose code uses other global names, under which its module has ours.
 """
 
 from __future__ import annotations
@@ -23,18 +23,21 @@ from ..choice import use_kernel
 from ..nn import functional as F
 
 
-class _In:
-    """A module in which some names stand for something else, as long as they stand for what they
-    did."""
+def _in(module: types.ModuleType, names: dict[str, Any]) -> Any:
+    """The module as it is at any time, with other values for some names, as long as these stand for
+    what they do now."""
 
-    def __init__(self, module: types.ModuleType, names: dict[str, Any]) -> None:
-        self._module = module
-        self._names = {name: (getattr(module, name), ours) for name, ours in names.items()}
+    def chosen(name: str, original: Any, ours: Any) -> property:
+        def get(self: Any) -> Any:
+            value = vars(self)[name]
+            return ours if value is original else value
 
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._module, name)
-        original, ours = self._names.get(name, (None, None))
-        return ours if original is value else value
+        return property(get)
+
+    found = {name: chosen(name, vars(module)[name], ours) for name, ours in names.items()}
+    stand = type(module.__name__, (), found)()
+    stand.__dict__ = vars(module)
+    return stand
 
 
 # ---- the functions, as MLX has them -------------------------------------------------------------
@@ -148,13 +151,13 @@ _OURS: dict[types.ModuleType, dict[str, tuple[str, Callable[..., Any]]]] = {
 #: The ops, in that order.
 OPS = tuple(dict.fromkeys(op for names in _OURS.values() for op, _ in names.values()))
 
-_FAST = _In(mx.fast, {name: ours for name, (_, ours) in _OURS[mx.fast].items()})
+_FAST = _in(mx.fast, {name: ours for name, (_, ours) in _OURS[mx.fast].items()})
 
 #: The modules with ours.
 _STANDS = {
     mx.fast: _FAST,
-    mx: _In(mx, {"fast": _FAST, **{name: ours for name, (_, ours) in _OURS[mx].items()}}),
-    nn: _In(nn, {name: ours for name, (_, ours) in _OURS[nn].items()}),
+    mx: _in(mx, {"fast": _FAST, **{name: ours for name, (_, ours) in _OURS[mx].items()}}),
+    nn: _in(nn, {name: ours for name, (_, ours) in _OURS[nn].items()}),
 }
 
 
@@ -199,14 +202,27 @@ def function_of(method: Any) -> types.FunctionType | None:
 def with_ours(function: types.FunctionType) -> types.FunctionType:
     """The function with ours, also in the functions that it refers to and that call MLX's."""
     found = calling(function)
-    twins: dict[types.FunctionType, types.FunctionType] = {}
+    inner = {f: {n: g for n, g in r.functions.items() if g in found} for f, r in found.items()}
+    twins = {f: _twin(f, {*referred.ours, *inner[f]}) for f, referred in found.items()}
     for f, referred in found.items():
-        # Filled below, since functions may refer to each other.
-        twins[f] = _twin(f, dict(referred.ours))
-    for f, twin in twins.items():
-        inner = {name: (g, twins[g]) for name, g in found[f].functions.items() if g in twins}
-        twin.__globals__.ours.update(inner)  # type: ignore[attr-defined]
+        known = referred.ours | {name: (g, twins[g]) for name, g in inner[f].items()}
+        for name, (value, ours) in known.items():
+            stands = ours if isinstance(value, types.ModuleType) else _of(f, name, value, ours)
+            f.__globals__[_OTHER_NAME + name] = stands
     return twins[function]
+
+
+def _of(
+    function: types.FunctionType, name: str, value: Any, ours: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Ours, for as long as a global name of a function stands for what it does now."""
+    names = function.__globals__
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        current = names[name]
+        return (ours if current is value else current)(*arguments, **keywords)
+
+    return call
 
 
 @dataclass(frozen=True)
@@ -237,14 +253,12 @@ def calling(function: types.FunctionType) -> dict[types.FunctionType, Referred]:
 def _referred(function: types.FunctionType) -> Referred:
     """A name that is used for something else, too, is left as it is."""
     found = Referred({}, set(), {})
-    if _sets_globals(function.__code__):
-        return found
     used: dict[str, list[_Use]] = {}
     for use in _uses(function.__code__):
         used.setdefault(use.name, []).append(use)
     for name, uses in used.items():
         value = function.__globals__.get(name)
-        if value is None:
+        if value is None or any(use.other for use in uses):
             continue
         if isinstance(value, types.ModuleType):
             ops = {op for use in uses if (op := _op_of(value, use.attributes))}
@@ -276,34 +290,32 @@ def _ours_of(value: Any) -> tuple[str, Any]:
     return (F.ATTENTION, _attention) if value is _of_mlx_lm() else ("", None)
 
 
-def _sets_globals(code: types.CodeType) -> bool:
-    """Whether code assigns to a global name, which would be lost in a twin."""
-    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
-    sets = (i.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for i in dis.get_instructions(code))
-    return any(sets) or any(map(_sets_globals, inner))
-
-
 @dataclass(frozen=True)
 class _Use:
-    """A global name where it is loaded: the attributes that are taken of it at once, and whether it
-    is called. `mx.fast.rope` is ("mx", ("fast", "rope"))."""
+    """A name where code uses it: of a global name that is loaded, the attributes that are taken of
+    it at once, and whether it is called. `mx.fast.rope` is ("mx", ("fast", "rope")). `other`: it is
+    an attribute, or assigned to."""
 
     name: str
-    attributes: tuple[str, ...]
-    called: bool
+    attributes: tuple[str, ...] = ()
+    called: bool = False
+    other: bool = False
 
 
 def _uses(code: types.CodeType) -> Iterator[_Use]:
-    """The uses of global names in code and the functions in it."""
+    """The uses of names in code and the functions in it."""
     name, called, attributes = "", False, []
     for instruction in dis.get_instructions(code):
+        loads = instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+        if instruction.opcode in dis.hasname and not loads:
+            yield _Use(instruction.argval, other=True)
         if name and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             attributes.append(instruction.argval)
             continue
         if name:
             yield _Use(name, tuple(attributes), called)
         name = ""
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+        if loads:
             name, attributes = instruction.argval, []
             # Python 3.10 does not say it.
             called = "NULL" in instruction.argrepr or sys.version_info < (3, 11)
@@ -312,25 +324,22 @@ def _uses(code: types.CodeType) -> Iterator[_Use]:
             yield from _uses(constant)
 
 
-class _Globals(dict[str, Any]):
-    """The names of a module as they are when they are looked up; ours where they stand for what
-    they did: (that, ours)."""
-
-    def __init__(self, names: dict[str, Any], ours: dict[str, tuple[Any, Any]]) -> None:
-        super().__init__()
-        self.names, self.ours = names, ours
-
-    def __missing__(self, name: str) -> Any:
-        value = self.names[name]
-        original, ours = self.ours.get(name, (None, None))
-        return ours if original is value else value
+#: Before a global name, that of what stands for it in our functions.
+_OTHER_NAME = "__zmlx_"
 
 
-def _twin(function: types.FunctionType, ours: dict[str, tuple[Any, Any]]) -> types.FunctionType:
-    """The function with globals of its own, and with the same attributes."""
+def _renamed(code: types.CodeType, names: set[str]) -> types.CodeType:
+    """Code with other global names."""
+    inner = (_renamed(c, names) if isinstance(c, types.CodeType) else c for c in code.co_consts)
+    own = (_OTHER_NAME + n if n in names else n for n in code.co_names)
+    return code.replace(co_names=tuple(own), co_consts=tuple(inner))
+
+
+def _twin(function: types.FunctionType, names: set[str]) -> types.FunctionType:
+    """The function with other global names, and with the same attributes."""
     twin = types.FunctionType(
-        function.__code__,
-        _Globals(function.__globals__, ours),
+        _renamed(function.__code__, names),
+        function.__globals__,
         function.__name__,
         function.__defaults__,
         function.__closure__,
