@@ -59,6 +59,10 @@ OTHER = {
     "what cancels in part": (lambda x, y, c, r: 2 * x - x, lambda x, y, c, r: x),
     "a number that rounds": (lambda x, y, c, r: (x + 1e5) - 1e5, lambda x, y, c, r: x),
     "what overflows in between": (lambda x, y, c, r: x * 1e-30 * 1e30, lambda x, y, c, r: x),
+    "what overflows step by step": (
+        lambda x, y, c, r: x * 1e5 * 1e5 * 1e5 * 1e-5 * 1e-5 * 1e-5,
+        lambda x, y, c, r: x,
+    ),
     "a logarithm that overflows": (
         lambda x, y, c, r: mx.log1p(mx.exp(x)),
         lambda x, y, c, r: mx.logaddexp(x, mx.array(0.0)),

@@ -95,7 +95,7 @@ class OnAStream(Attention):
         return mx.fast.scaled_dot_product_attention(x, x, x, scale=0.3, stream=mx.cpu)
 
 
-class None_(Attention):
+class Lookalike(Attention):
     softmax = fast = "names of its own"
 
     def __call__(self, x):
@@ -173,7 +173,7 @@ def test_what_names_a_stream_stays_with_it(calls):
 
 
 def test_no_other_code_is_a_candidate():
-    assert [calls_of(cls).methods for cls in (None_, mnn.Linear, mnn.LSTM)] == [()] * 3
+    assert [calls_of(cls).methods for cls in (Lookalike, mnn.Linear, mnn.LSTM)] == [()] * 3
     assert calls_of(mnn.MultiHeadAttention).methods == ("__call__",)
 
 
@@ -372,3 +372,16 @@ def test_arguments_that_only_mlx_takes_go_to_it(odd):
         got = odd(_FAST, X)
     assert got.dtype == expected.dtype
     assert mx.allclose(got, expected, rtol=1e-4, atol=1e-5, equal_nan=True).item()
+
+
+@pytest.mark.parametrize("axis", [[-1], (0, 2), True])
+def test_axes_that_only_mlx_takes_go_to_it(axis):
+    class Module(Attention):
+        def __call__(self, x):
+            return mnn.softmax(x, axis) + mx.softmax(x, axis)
+
+    model = mnn.Sequential(Module())
+    expected = 2 * mx.softmax(X, axis)
+    with zmlx.prefer("zmlx"):
+        assert zmlx.patch(model).kinds() == {"calls": 1}
+        assert mx.allclose(model(X), expected, rtol=1e-5).item()

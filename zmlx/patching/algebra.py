@@ -128,9 +128,10 @@ class Algebra:
 
     def _times(self, *products: Product) -> Product | None:
         factors = sorted(f for _, some in products for f in some)
-        return (
-            (math.prod(c for c, _ in products), tuple(factors)) if len(factors) <= _MOST else None
-        )
+        number = math.prod(c for c, _ in products)
+        if len(factors) > _MOST or not _may_move(number):
+            return None
+        return number, tuple(factors)
 
     def _over(self, product: Product) -> Product | None:
         """One over a product."""
@@ -203,4 +204,8 @@ def _number(constant: Any) -> float | None:
     if shape != () or dtype not in _DTYPES:
         return None
     value = float(mx.array(list(data), mx.uint8).view(_DTYPES[dtype]).item())  # type: ignore[arg-type]
-    return value if value == 0 or _SMALLEST <= abs(value) <= _LARGEST else None
+    return value if _may_move(value) else None
+
+
+def _may_move(number: float) -> bool:
+    return number == 0 or _SMALLEST <= abs(number) <= _LARGEST

@@ -43,77 +43,63 @@ def _in(module: types.ModuleType, names: dict[str, Any]) -> Any:
 # ---- the functions, as MLX has them -------------------------------------------------------------
 
 
-def _is_float(*arrays: Any) -> bool:
-    return all(isinstance(a, mx.array) and mx.issubdtype(a.dtype, mx.floating) for a in arrays)
+def _are_floats(*arrays: Any) -> bool:
+    """Whether all that are given are floating arrays."""
+    given = [a for a in arrays if a is not None]
+    return all(isinstance(a, mx.array) and mx.issubdtype(a.dtype, mx.floating) for a in given)
 
 
-def _is_number(*numbers: Any) -> bool:
-    return all(type(n) in (int, float) for n in numbers)
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _is_row(x: Any) -> bool:
+    return _are_floats(x) and x.ndim > 0
 
 
 def _rms_norm(x: mx.array, weight: mx.array | None, eps: float, **others: Any) -> mx.array:
-    known = _is_float(x, *(a for a in (weight,) if a is not None)) and x.ndim
-    if others or not known or not _is_number(eps) or eps < 0:
-        return mx.fast.rms_norm(x, weight, eps, **others)
-    return F.rms_norm(x, weight, eps)
+    known = _is_row(x) and _are_floats(weight) and _is_number(eps) and eps >= 0
+    run = F.rms_norm if known and not others else mx.fast.rms_norm
+    return run(x, weight, eps, **others)
 
 
 def _layer_norm(
     x: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float, **others: Any
 ) -> mx.array:
-    known = _is_float(x, *(a for a in (weight, bias) if a is not None)) and x.ndim
+    known = _is_row(x) and _are_floats(weight, bias) and _is_number(eps) and eps >= 0
     # MLX gives the sum with a bias alone the dtype of x.
     known = known and (weight is not None or bias is None or bias.dtype == x.dtype)
-    if others or not known or not _is_number(eps) or eps < 0:
-        return mx.fast.layer_norm(x, weight, bias, eps, **others)
-    return F.layer_norm(x, weight, bias, eps)
+    run = F.layer_norm if known and not others else mx.fast.layer_norm
+    return run(x, weight, bias, eps, **others)
 
 
-def _rope(
-    x: mx.array,
-    dims: int,
-    *,
-    traditional: bool,
-    base: float | None,
-    scale: float,
-    offset: int | mx.array,
-    freqs: mx.array | None = None,
-    **others: Any,
-) -> mx.array:
-    known = _is_float(x) and _is_number(scale) and (base is None or _is_number(base))
+def _rope(x: mx.array, dims: int, **options: Any) -> mx.array:
+    offset, base = options.get("offset"), options.get("base")
+    known = options.keys() <= {"traditional", "base", "scale", "offset", "freqs"}
+    known = known and _are_floats(x) and _is_number(options.get("scale"))
+    known = known and (base is None or _is_number(base))
     if isinstance(offset, mx.array):
         known = known and offset.dtype in (mx.int32, mx.uint32, mx.int64)
-    run = F.rope if known and not others else mx.fast.rope
-    return run(
-        x, dims, traditional=traditional, base=base, scale=scale, offset=offset, freqs=freqs,
-        **others,
-    )  # fmt: skip
+    return (F.rope if known else mx.fast.rope)(x, dims, **options)
 
 
 def _softmax(x: mx.array, axis: Any = None, **others: Any) -> mx.array:
     """The kernel computes in float32 whether that is asked for (`precise`) or not."""
-    known = not others.keys() - {"precise"} and type(axis) is int and _is_float(x) and x.ndim
+    known = not others.keys() - {"precise"} and type(axis) is int and _is_row(x)
     if known and use_kernel("softmax", x):
         return kernels.softmax(x, axis)
     return mx.softmax(x, axis, **others)
 
 
-def _fast_attention(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    *,
-    scale: float,
-    mask: Any = None,
-    sinks: mx.array | None = None,
-    **others: Any,
-) -> mx.array:
-    known = _is_float(q, k, v) and q.ndim == k.ndim == v.ndim == 4 and _is_number(scale)
-    if others or not known or not k.shape[2]:
-        return mx.fast.scaled_dot_product_attention(
-            q, k, v, scale=scale, mask=mask, sinks=sinks, **others
-        )
-    return F.attention(q, k, v, scale=scale, mask=mask, sinks=sinks)
+def _softmax_of_nn(x: mx.array, axis: Any = -1) -> mx.array:
+    return _softmax(x, axis)
+
+
+def _fast_attention(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
+    known = options.keys() <= {"scale", "mask", "sinks"} and _is_number(options.get("scale"))
+    known = known and _are_floats(q, k, v) and q.ndim == k.ndim == v.ndim == 4 and k.shape[2] > 0
+    run = F.attention if known else mx.fast.scaled_dot_product_attention
+    return run(q, k, v, **options)
 
 
 def _attention(
@@ -145,7 +131,7 @@ _OURS: dict[types.ModuleType, dict[str, tuple[str, Callable[..., Any]]]] = {
         "rope": ("rope", _rope),
     },
     mx: {"softmax": ("softmax", _softmax)},
-    nn: {"softmax": ("softmax", F.softmax)},
+    nn: {"softmax": ("softmax", _softmax_of_nn)},
 }
 
 #: The ops, in that order.
