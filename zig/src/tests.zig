@@ -6,4 +6,5 @@ test {
     _ = @import("tests/arrays.zig");
     _ = @import("tests/kernels.zig");
     _ = @import("tests/ops.zig");
+    _ = @import("tests/patterns.zig");
 }

@@ -11,7 +11,7 @@ pub const tables = @import("tables.zig").tables;
 
 pub const Array = arrays.Array;
 pub const Bfloat16 = arrays.Bfloat16;
-pub const Context = @import("pattern_kernel.zig").Context;
+pub const Context = @import("context.zig").Context;
 pub const Device = arrays.Device;
 pub const Dtype = arrays.Dtype;
 pub const Error = @import("errors.zig").Error;

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .memory import page_faults
+from .memory import collector_paused, page_faults
 
 #: Rounds of warm-up, at least and at most.
 WARM_UPS = 3
@@ -89,16 +89,11 @@ def measure(
     }
     times: dict[str, list[float]] = {v.name: [] for v in variants}
     gc.collect()
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with collector_paused():
         for i in range(rounds):
             for variant in _order(variants, i):
                 due = i % stride[variant.name] == 0
                 times[variant.name].append(variant.seconds(between) if due else math.nan)
-    finally:
-        if collecting:
-            gc.enable()
     return times
 
 

@@ -77,7 +77,7 @@ def _way(name: str, problem: Problem, mode: str, threads: int) -> Way:
             with torch.no_grad():
                 return forward()
 
-        return Way(Variant(name, call), lambda: _float64(call(None)))
+        return Way(Variant(name, call), lambda: _numbers(call(None)))
 
     leaves = [tensors[i].requires_grad_() for i in problem.which]
 
@@ -91,11 +91,11 @@ def _way(name: str, problem: Problem, mode: str, threads: int) -> Way:
         return *outputs, *backward(outputs)
 
     if mode == "both":
-        return Way(Variant(name, both), lambda: _float64(both(None)))
-    return Way(Variant(name, backward, forward), lambda: _float64(backward(forward())))
+        return Way(Variant(name, both), lambda: _numbers(both(None)))
+    return Way(Variant(name, backward, forward), lambda: _numbers(backward(forward())))
 
 
-def _float64(tensors: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+def _numbers(tensors: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
     import torch
 
-    return [t.detach().to(torch.float64).numpy() for t in tensors]
+    return [t.detach().to(torch.float32).numpy() for t in tensors]

@@ -137,7 +137,7 @@ def _way(
             mx.eval(outputs)
             return outputs
 
-        return Way(Variant(name, call), lambda: _float64(call(None)))
+        return Way(Variant(name, call), lambda: _numbers(call(None)))
 
     steps = mx.compile(with_gradients) if compiled else with_gradients
 
@@ -160,12 +160,12 @@ def _way(
         return gradients
 
     if mode == "both":
-        return Way(Variant(name, evaluate_both), lambda: _float64(evaluate_both(None)))
+        return Way(Variant(name, evaluate_both), lambda: _numbers(evaluate_both(None)))
     return Way(
         Variant(name, evaluate_backward, evaluated_forward),
-        lambda: _float64(evaluate_backward(evaluated_forward())),
+        lambda: _numbers(evaluate_backward(evaluated_forward())),
     )
 
 
-def _float64(arrays: Sequence[mx.array]) -> list[np.ndarray[Any, Any]]:
-    return [np.array(x.astype(mx.float32), dtype=np.float64) for x in arrays]
+def _numbers(arrays: Sequence[mx.array]) -> list[np.ndarray[Any, Any]]:
+    return [np.array(x.astype(mx.float32)) for x in arrays]

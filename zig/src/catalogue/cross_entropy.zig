@@ -5,7 +5,7 @@ const arguments = @import("../arguments.zig");
 const table = @import("table.zig");
 const arrays = @import("../array.zig");
 const Array = arrays.Array;
-const Context = @import("../pattern_kernel.zig").Context;
+const Context = @import("../context.zig").Context;
 const PatternKernel = @import("../pattern_kernel.zig").PatternKernel;
 const Error = @import("../errors.zig").Error;
 

@@ -6,7 +6,7 @@ const arrays = @import("../array.zig");
 const table = @import("table.zig");
 const errors = @import("../errors.zig");
 const Array = arrays.Array;
-const Context = @import("../pattern_kernel.zig").Context;
+const Context = @import("../context.zig").Context;
 const Dtype = arrays.Dtype;
 const Error = errors.Error;
 

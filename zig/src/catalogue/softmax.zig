@@ -3,7 +3,7 @@
 const arguments = @import("../arguments.zig");
 const table = @import("table.zig");
 const Array = @import("../array.zig").Array;
-const Context = @import("../pattern_kernel.zig").Context;
+const Context = @import("../context.zig").Context;
 const Error = @import("../errors.zig").Error;
 const longest_kept_row = @import("../tables.zig").tables.launch.longest_kept_row;
 

@@ -2,12 +2,11 @@
 
 const std = @import("std");
 const arguments = @import("../arguments.zig");
-const pattern_kernel = @import("../pattern_kernel.zig");
 const Array = @import("../array.zig").Array;
-const Context = pattern_kernel.Context;
+const Context = @import("../context.zig").Context;
 const Error = @import("../errors.zig").Error;
 const KernelSpec = @import("../spec.zig").KernelSpec;
-const PatternKernel = pattern_kernel.PatternKernel;
+const PatternKernel = @import("../pattern_kernel.zig").PatternKernel;
 
 /// A kernel of the catalogue, under "op+given/part", where `given` are the optional arguments.
 pub const Entry = struct {
