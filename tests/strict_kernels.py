@@ -325,6 +325,15 @@ BOTH_ACCEPT = [
      "T a = T(x[0]); a = a * a + T(1) - 2; a += b[0]; float f = a * 2.0f; int i = a;\n"
      "y[0] = max(a, f) + float(exp(a)) + i + (a < 0 ? -a : a); z[0] = max(a, T(0.0f));\n"
      "z[1] = 1.5bf; z[2] = T(h[0]); bool set = a; z[3] = set ? T(a) : T(0);"),
+    ("bfloat is cast to half", "",
+     "half v = static_cast<half>(b[0]) + (half)b[1]; T t = b[0]; v += (float16_t)t + half(b[1]);\n"
+     "y[0] = v; bfloat k = static_cast<bfloat>(h[0]); z[0] = k + (T)h[1];"),
+    ("traits of MLX's own headers",
+     "#pragma METAL internals : enable\n"
+     "template <typename T> constexpr constant bool atomic_v =\n"
+     "    _disjunction<is_same<T, int>, is_same<T, float>>::value;\n"
+     "#pragma METAL internals : disable\n",
+     "y[0] = atomic_v<float> && !atomic_v<half>;"),
     ("half arithmetic", "", "half v = half(x[0]); v = v * 2 + 1.5h; y[0] = float(v * v) + exp(v);"),
     ("integer functions", "",
      "uint u = uint(n); y[0] = clz(u) + popcount(u) + extract_bits(u, 1, 2) + mulhi(n, n) +\n"

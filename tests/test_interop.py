@@ -321,6 +321,16 @@ def test_on_a_mac_nothing_changes(monkeypatch):
         assert interop.patched() == ()
 
 
+@without_gpu
+def test_a_program_that_says_it_is_a_mac_is_not_one(monkeypatch):
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    launch.gpu_target.cache_clear()
+    assert launch.gpu_target() is None
+    with zmlx.install():
+        (y,) = call(double(), mx.arange(5.0))
+    assert mx.array_equal(y, 2 * mx.arange(5.0))
+
+
 # ---- claims --------------------------------------------------------------------------------------
 
 

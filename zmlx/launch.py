@@ -10,6 +10,7 @@ geometry on the CPU with `with geometry("gpu"):`, and single constants with
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -88,8 +89,11 @@ _BY_DEVICE = {name: _interned(name, None, ()) for name in TARGETS}
 
 @lru_cache(maxsize=1)
 def gpu_target() -> str | None:
-    """ "metal" or "cuda" where MLX has that back end and a device, else None."""
-    if mx.metal.is_available():
+    """ "metal" or "cuda" where MLX has that back end and a device, else None.
+
+    Programs are tried elsewhere with `mx.metal.is_available` replaced, so the system counts, too.
+    """
+    if sys.platform == "darwin" and mx.metal.is_available():
         return "metal"
     if hasattr(mx, "cuda") and mx.cuda.is_available():
         return "cuda"

@@ -255,6 +255,29 @@ def test_integers_divided_by_zero_do_not_end_the_process(group: int) -> None:
     assert (result == [*undefined, 3]).all()
 
 
+@pytest.mark.parametrize("group", [1, 9])
+@pytest.mark.parametrize("dtype", [mx.uint8, mx.int8, mx.uint16, mx.int16], ids=str)
+def test_narrow_integers_divided_by_zero_leave_the_others_alone(
+    dtype: mx.Dtype, group: int
+) -> None:
+    """x86-64 divides bytes in one register, and the next one may hold an address."""
+    x, y = mx.array([9] * 9, dtype), mx.array([2, 2, 2, 0, 2, 5, 9, 0, 4], dtype)
+    for operator, by in (("/", np.floor_divide), ("%", np.remainder)):
+        for wide in ("", "int"):
+            source = f"""
+                uint i = thread_position_in_grid.x;
+                out[i] = {wide}(x[i]) {operator} {wide}(y[i]);
+            """
+            result = run(source, {"x": x, "y": y}, (9, dtype), 9, group)
+            divisible = np.array(y) != 0
+            assert (result[divisible] == by(9, np.array(y)[divisible])).all()
+
+
+def test_arms_of_half_and_bfloat_are_named() -> None:
+    message = refusal("half a = 1; bfloat b = 2; float c = x[0] > 0 ? a : b; out[0] = c;")
+    assert "half and bfloat do not mix as operands of '?:': cast one of them" in message
+
+
 def test_an_open_comment_in_the_header_is_named() -> None:
     assert "the header opens a comment that it does not close" in refusal("out[0] = 1;", "/* on")
 

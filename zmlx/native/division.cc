@@ -25,18 +25,24 @@ bool is_prefix(uint8_t byte) {
   }
 }
 
-// The length of the `div` or `idiv` at this address, or 0 if another instruction is there.
-size_t division_length(const uint8_t* code) {
+// A `div` or `idiv`. One of bytes has quotient and remainder in the halves of AX, and leaves DX.
+struct Division {
+  size_t length;  // 0 if another instruction is there
+  bool of_bytes;
+};
+
+Division division_at(const uint8_t* code) {
   const uint8_t* at = code;
   while (is_prefix(*at)) ++at;
   bool divides = (at[0] == 0xf6 || at[0] == 0xf7) && (at[1] & 0x30) == 0x30;
-  if (!divides) return 0;
+  if (!divides) return {};
+  bool of_bytes = at[0] == 0xf6;
   int mode = at[1] >> 6, base = at[1] & 7;
   at += 2;
-  if (mode == 3) return at - code;
+  if (mode == 3) return {size_t(at - code), of_bytes};
   if (base == 4) base = *at++ & 7;  // scale, index, base
   bool wide = mode == 2 || (mode == 0 && base == 5);
-  return at - code + (wide ? 4 : mode);
+  return {size_t(at - code + (wide ? 4 : mode)), of_bytes};
 }
 
 void pass_on(int number, siginfo_t* info, void* context) {
@@ -52,10 +58,11 @@ void pass_on(int number, siginfo_t* info, void* context) {
 void go_on(int number, siginfo_t* info, void* context) {
   auto& registers = ((ucontext_t*)context)->uc_mcontext.gregs;
   bool ours = kernels_running && info->si_code == FPE_INTDIV;
-  size_t length = ours ? division_length((const uint8_t*)registers[REG_RIP]) : 0;
-  if (length == 0) return pass_on(number, info, context);
-  registers[REG_RAX] = registers[REG_RDX] = 0;
-  registers[REG_RIP] += length;
+  Division division = ours ? division_at((const uint8_t*)registers[REG_RIP]) : Division{};
+  if (division.length == 0) return pass_on(number, info, context);
+  registers[REG_RAX] &= division.of_bytes ? ~greg_t(0xffff) : 0;
+  if (!division.of_bytes) registers[REG_RDX] = 0;
+  registers[REG_RIP] += division.length;
 }
 
 void install() {

@@ -77,10 +77,14 @@ std::string plain(std::string text) {
   if (location != std::string::npos) {
     return text.substr(0, location) + " of read-only memory, such as an input";
   }
+  auto mentions = [&](const char* part) { return text.find(part) != std::string::npos; };
+  if (mentions("zk_armed<metal::half>") && mentions("zk_armed<metal::bfloat>")) {
+    return "half and bfloat do not mix as operands of '?:': cast one of them";
+  }
   restore_swizzles(&text);
   for (const char* prefix : {"metal::", "zk_"}) replace_all(&text, prefix, "");
   for (const char* subscript : {"for array subscript", "subscripted value is not"}) {
-    if (text.find(subscript) != std::string::npos) {
+    if (mentions(subscript)) {
       return text + "; an array of no dimensions comes as a value, without an index";
     }
   }

@@ -119,7 +119,7 @@ _NOT_METAL = re.compile(
     r"|kernel functions cannot be used in a template"
     r"|scalar operand type has greater rank(?!.*bfloat)"
     r"|(cast|conversion) from '[^']*'( \(aka '(\w+ )*half'\))? to .*__bf16.* is not allowed"
-    r"|cast from '[^']*__bf16'?.* to .*half.* is not allowed"
+    r"|cast from '([^']*' \(aka ')?[^']*__bf16'.* to .*half.* is not allowed"
 )
 _SAYS = (
     (re.compile(r"(variables in the local address space can only be .*)"), "catalogue"),

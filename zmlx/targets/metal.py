@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from ..launch import gpu_target
+
 if TYPE_CHECKING:
     from ..metal import KernelSpec
-
-#: MLX's own answer, which `zmlx.install(claim_metal=True)` replaces.
-_is_available = mx.metal.is_available
 
 
 def unavailable() -> str | None:
     """Why kernels cannot run on Metal here, with the remedy, or None where they can."""
-    if _is_available():
+    if gpu_target() == "metal":
         return None
     return "the Metal target needs MLX's Metal back end, which exists on Apple silicon only"
 

@@ -132,6 +132,9 @@ ZK_TRAIT(is_enum, __is_enum(T))
 ZK_TRAIT(is_class, __is_class(T))
 ZK_TRAIT(is_const, __is_const(T))
 ZK_TRAIT(is_trivially_copyable, __is_trivially_copyable(T))
+// Of `#pragma METAL internals`, as MLX uses it.
+template <typename... T>
+struct _disjunction : bool_constant<(T::value || ...)> {};
 
 #define ZK_TRANSFORM(name, builtin)            \
   template <typename T>                        \
