@@ -278,6 +278,13 @@ def test_arms_of_half_and_bfloat_are_named() -> None:
     assert "half and bfloat do not mix as operands of '?:': cast one of them" in message
 
 
+@pytest.mark.parametrize("type", ["half", "bfloat"])
+def test_a_conversion_that_must_be_a_cast_is_named(type: str) -> None:
+    other = "bfloat" if type == "half" else "float"
+    message = refusal(f"{type} a = {other}(x[0]); out[0] = a;")
+    assert f"conversion from '{other}' to '{type}' must be a cast" in message
+
+
 def test_an_open_comment_in_the_header_is_named() -> None:
     assert "the header opens a comment that it does not close" in refusal("out[0] = 1;", "/* on")
 

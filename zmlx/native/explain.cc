@@ -81,6 +81,10 @@ std::string plain(std::string text) {
   if (mentions("zk_armed<metal::half>") && mentions("zk_armed<metal::bfloat>")) {
     return "half and bfloat do not mix as operands of '?:': cast one of them";
   }
+  for (const char* type : {"half", "bfloat"}) {
+    std::string target = std::string(" to non-scalar type 'metal::") + type + "' requested";
+    replace_all(&text, target, std::string(" to '") + type + "' must be a cast");
+  }
   restore_swizzles(&text);
   for (const char* prefix : {"metal::", "zk_"}) replace_all(&text, prefix, "");
   for (const char* subscript : {"for array subscript", "subscripted value is not"}) {

@@ -57,9 +57,9 @@ class Transformed : public Base {
 
   // A shapeless compile asks; with a reference it never meets this primitive.
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>&) override {
-    throw std::invalid_argument("[Primitive::output_shapes] " + kernel() +
-                                " cannot infer output shapes: give zmlx.metal.kernel a "
-                                "'reference' for shapeless compilation.");
+    throw std::invalid_argument("[Primitive::output_shapes] CustomKernel " + kernel() +
+                                " cannot infer output shapes: for shapeless compilation give the "
+                                "kernel a 'reference' through zmlx.metal.kernel.");
   }
 
   bool is_equivalent(const mx::Primitive&) const override { return false; }
@@ -74,9 +74,10 @@ class Transformed : public Base {
   Record& record(const std::string& transform) {
     if (!record_) {
       std::string given = transform == "vjp" ? "'vjp' or 'reference'" : "'reference'";
-      throw std::invalid_argument("[Primitive::" + transform + "] Not implemented for " + kernel() +
-                                  ": give zmlx.metal.kernel a " + given +
-                                  ", or wrap the call in mx.custom_function.");
+      throw std::invalid_argument("[Primitive::" + transform +
+                                  "] Not implemented for CustomKernel " + kernel() +
+                                  ": wrap the call in mx.custom_function, or give the kernel a " +
+                                  given + " through zmlx.metal.kernel.");
     }
     return *record_;
   }

@@ -47,7 +47,7 @@ from .plans import CodePlan, DropoutPlan, Plan, plan_of
 from .probe import own_dtype, probe
 from .replace import is_current, is_trained, put, restore, set_trained, take_out
 from .report import Replaced, Report, Skipped
-from .wiring import UnmatchedError, child_of, detached
+from .wiring import UnmatchedError, child_of, detached, first_line
 
 __all__ = ["KINDS", "Replaced", "Report", "Skipped", "lm_loss", "patch", "smart_patch", "unpatch"]
 
@@ -176,8 +176,7 @@ def _probe(module: nn.Module, plan: Plan, mode: str) -> None:
     try:
         probe(detached(module), plan, mode == "training")
     except (RuntimeError, ValueError, TypeError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UnmatchedError(f"its probe failed: {first}") from None
+        raise UnmatchedError(f"its probe failed: {first_line(error)}") from None
 
 
 def _chosen(

@@ -16,7 +16,7 @@ from .capture import Graphs
 from .leaves import FLOATS, Sizes
 from .plans import ExpertsPlan, Plan
 from .templates import GATED
-from .wiring import UnmatchedError, arguments_needed, shadow, widths, wiring
+from .wiring import Reasons, UnmatchedError, arguments_needed, shadow, widths, wiring
 
 #: A dtype and a number of axes that a plan was seen to hold for.
 Found = tuple[mx.Dtype, int]
@@ -36,17 +36,21 @@ class Experts:
             return None
         count, *_ = next(stacks(projections[0])).shape
         plans: dict[ExpertsPlan, set[Found]] = {}
-        reason: Exception = UnmatchedError("its call equals no gated experts")
+        reasons = Reasons()
         for width, dtype, lead in product(widths(module), FLOATS, self._sizes.leads[:2]):
             try:
                 plan = self._experts_of(module, (*lead, width), dtype, count)
-            except Exception as error:
-                reason = error if isinstance(error, UnmatchedError) else reason
+            except UnmatchedError as reason:
+                reasons.add(reason)
                 continue
-            if plan is not None:
+            except Exception:
+                continue
+            if plan is None:
+                reasons.add(UnmatchedError("its call equals no gated experts"))
+            else:
                 plans.setdefault(plan, set()).add((dtype, len(lead) + 1))
         if not plans:
-            raise reason
+            raise reasons.one("its call cannot be captured")
         plan, verified = max(plans.items(), key=lambda item: len(item[1]))
         return replace(plan, verified=frozenset(verified))
 

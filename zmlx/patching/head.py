@@ -111,13 +111,7 @@ def _find(model: nn.Module) -> Head:
     """The head in the mode that the model is in."""
     graphs = Graphs()
     tokens = mx.zeros((2, 3), mx.int32)
-    try:
-        found = wiring(graphs, model, tokens)
-    except UnmatchedError:
-        raise
-    except Exception as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UnmatchedError(f"its call cannot be captured: {first}") from None
+    found = wiring(graphs, model, tokens)
     if not found.calls:
         raise UnmatchedError("its call is not that of a model with a head")
     last = found.calls[-1]

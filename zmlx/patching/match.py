@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -20,6 +21,7 @@ from .steps import Add, AddNorm, BlockPlan, CallChild, Mix
 from .templates import ACTIVATIONS, GATED, packed
 from .wiring import (
     Call,
+    Reasons,
     UnmatchedError,
     Wiring,
     child_of,
@@ -125,33 +127,31 @@ class Matcher(Mixtures, Leaves):
         return found or self._block(module)
 
     def _wirings(
-        self, module: mnn.Module, axes: Sequence[int]
+        self, module: mnn.Module, axes: Sequence[int], arrays: int = 1
     ) -> list[tuple[mx.Dtype, int, Wiring]]:
-        """The wirings for all dtypes and these numbers of axes that the module takes."""
+        """The wirings of a call on `arrays` arrays, for all dtypes and these numbers of axes that
+        the module takes."""
 
-        def traced(n: int, width: int, dtype: mx.Dtype = mx.float32) -> Wiring:
-            x = mx.zeros((*self._sizes.leads[n - 2], width), dtype)
-            return wiring(self._graphs, module, x, few=SIZES[0].leads[n - 2])
+        def traced(n: int, last: Sequence[int], dtype: mx.Dtype = mx.float32) -> Wiring:
+            own = [mx.zeros((*self._sizes.leads[n - 2], width), dtype) for width in last]
+            return wiring(self._graphs, module, *own, few=SIZES[0].leads[n - 2])
 
-        found = []
-        width = None
-        reason: UnmatchedError | None = None  # of the call itself, else of the likeliest width
-        other: UnmatchedError | None = None
-        for candidate in widths(module):
+        found: list[tuple[mx.Dtype, int, Wiring]] = []
+        last: Sequence[int] | None = None
+        reasons = Reasons()
+        for candidate in product(widths(module), repeat=arrays):
             try:
                 traced(axes[-1], candidate)
-                width = candidate
+                last = candidate
                 break
-            except UnmatchedError as error:
-                reason = reason or error
-            except Exception as error:
-                other = other or UnmatchedError(f"its call cannot be captured: {_short(error)}")
-        if width is None:
-            raise reason or other or UnmatchedError("its call cannot be captured")
+            except UnmatchedError as reason:
+                reasons.add(reason)
+        if last is None:
+            raise reasons.one("its call cannot be captured: nothing shows its width")
         for n in axes:
             for dtype in FLOATS:
                 try:
-                    found.append((dtype, n, traced(n, width, dtype)))
+                    found.append((dtype, n, traced(n, last, dtype)))
                 except Exception:
                     continue
         return found
@@ -230,30 +230,47 @@ class Matcher(Mixtures, Leaves):
         parameters = parameters_of_call_or_none(module)
         if not parameters:
             return None
+        try:
+            reason, found = None, self._block_of(module, parameters, 1)
+        except UnmatchedError as error:
+            reason, found = error, None
+        # The sum may be one of what a child returns and a second array.
+        if found is None and _is_needed(parameters[1:2]):
+            with suppress(UnmatchedError):
+                found = self._block_of(module, parameters, 2)
+        if found is None and reason is not None:
+            raise reason
+        return found
+
+    def _block_of(
+        self, module: mnn.Module, parameters: Sequence[Any], arrays: int
+    ) -> BlockPlan | None:
+        """A block of which the first arguments are arrays."""
         others = parameters[1:]
         plans: dict[BlockPlan, set[tuple[mx.Dtype, int]]] = {}
         reason, understood = None, False
-        for dtype, axes, found in self._wirings(module, (3,)):
+        for dtype, axes, found in self._wirings(module, (3,), arrays):
             try:
-                steps, result = self._program(module, found)
+                steps, result = self._program(module, found, arrays)
             except UnmatchedError as error:
                 reason = reason or error
                 continue
             understood = True
-            if not any(isinstance(s, AddNorm) for s in steps):
+            pair = next((s for s in steps if isinstance(s, AddNorm)), None)
+            if pair is None or not all(_adds(steps, i) for i in range(1, arrays)):
                 continue
-            width = found.shapes[0][0][-1]
-            pair = next(s for s in steps if isinstance(s, AddNorm))
+            at = next(i for i, call in enumerate(found.calls) if call.path == pair.path)
             plan = BlockPlan(
                 "residual_norm",
                 f"add_{pair.norm.op}",
-                width,
+                found.shapes[at][0][-1],
                 frozenset(),
                 tuple(p.name for p in others),
                 tuple(p.default for p in others),
                 sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in others),
                 tuple(steps),
                 result,
+                arrays,
             )
             plans.setdefault(plan, set()).add((dtype, axes))
         if not plans:
@@ -261,7 +278,7 @@ class Matcher(Mixtures, Leaves):
                 raise reason
             return None
         plan, verified = max(plans.items(), key=lambda item: len(item[1]))
-        return BlockPlan(**{**plan.__dict__, "verified": frozenset(verified)})
+        return replace(plan, verified=frozenset(verified))
 
     def _is_norm(self, child: mnn.Module) -> bool:
         try:
@@ -269,11 +286,11 @@ class Matcher(Mixtures, Leaves):
         except UnmatchedError:
             return False
 
-    def _program(self, module: mnn.Module, found: Wiring) -> tuple[list[Any], int]:
+    def _program(self, module: mnn.Module, found: Wiring, arrays: int) -> tuple[list[Any], int]:
         """The wiring as steps. Raises where it holds more than calls and sums."""
         steps: list[Any] = []
-        registers: dict[int, int] = {self._graphs.input(0): 0}
-        count = 1
+        registers = {self._graphs.input(i): i for i in range(arrays)}
+        count = arrays
 
         def register(number: int) -> int:
             nonlocal count
@@ -293,7 +310,7 @@ class Matcher(Mixtures, Leaves):
             keywords = tuple(
                 (n, register(v) if isinstance(v, int) else v) for n, v in call.keywords
             )
-            output = self._graphs.input(i + 1)
+            output = self._graphs.input(i + arrays)
             previous = steps[-1] if steps else None
             norm = self._normed(module, call)
             if norm and isinstance(previous, Add) and arguments == (count - 1,):
@@ -331,6 +348,17 @@ def _routing_of(plan: Plan) -> Routing | None:
         return plan.routing
     steps = plan.steps if isinstance(plan, BlockPlan) else ()
     return next((s.routing for s in steps if isinstance(s, Mix)), None)
+
+
+def _adds(steps: Sequence[Any], register: int) -> bool:
+    """Whether a register is in a sum: what is only handed on may be no array."""
+    sums = [s for s in steps if isinstance(s, (Add, AddNorm))]
+    return any(register in (s.left, s.right) for s in sums)
+
+
+def _is_needed(parameters: Sequence[Any]) -> bool:
+    """Whether there is a parameter, without a default, that may be given by position."""
+    return any(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
 
 
 def parameters_of_call_or_none(module: mnn.Module) -> list[Any]:
@@ -374,11 +402,6 @@ def _plain(call: Call) -> bool:
         and len(call.arguments) == 1
         and isinstance(call.arguments[0], int)
     )
-
-
-def _short(error: Exception) -> str:
-    lines = str(error).splitlines()
-    return (lines[0] if lines else type(error).__name__)[:100]
 
 
 @contextmanager

@@ -39,7 +39,16 @@ from .steps import (
     Reshape,
     flattened,
 )
-from .wiring import UnmatchedError, Wiring, arguments_needed, shadow, widths, wiring
+from .wiring import (
+    Call,
+    Reasons,
+    UnmatchedError,
+    Wiring,
+    arguments_needed,
+    shadow,
+    widths,
+    wiring,
+)
 
 
 class Mixtures(Experts, Routers):
@@ -55,31 +64,40 @@ class Mixtures(Experts, Routers):
         twin = shadow(module, own)
         plans: dict[BlockPlan, set[Found]] = {}
         tiny: set[float] = set()
-        reason: Exception | None = None
+        reasons, captured, chooses = Reasons(), False, False
         for width, dtype, lead in product(widths(module), FLOATS, self._sizes.leads[:2]):
             x = mx.zeros((*lead, width), dtype)
             try:
                 found = wiring(self._graphs, twin, x, pairs=True)
+                captured = True
+                if not any(_chooses(call, stacked) for call in found.calls):
+                    continue
+                chooses = True
                 if found.second is not None:
                     raise UnmatchedError("it does not return one array")
                 tiny |= small_numbers(self._graphs, _results(found))
                 steps, result, experts = self._mixed(module, found, x, stacked, own, tiny)
-            except UnmatchedError as error:
-                reason = reason or error
+            except UnmatchedError as reason:
+                reasons.add(reason)
                 continue
             except Exception:
                 continue
             runs = "router", "topk_gating", experts
             if not any(isinstance(s, Mix) for s in steps):
                 summed = next(s for s in steps if isinstance(s, Combine))
-                inner = self._experts(module[summed.path])
+                try:
+                    inner = self._experts(module[summed.path])
+                except UnmatchedError as reason:
+                    raise UnmatchedError(f"its {summed.path}: {reason}") from None
                 if inner is None:
                     raise UnmatchedError("its experts are no gated networks")
                 runs = inner.kind, inner.op, inner.width
             plan = BlockPlan(*runs, frozenset(), (), (), 0, tuple(steps), result)
             plans.setdefault(plan, set()).add((dtype, len(lead) + 1))
         if not plans:
-            raise reason or UnmatchedError("its call cannot be captured")
+            if captured and not chooses:
+                return None  # other children with stacked weights, such as convolutions
+            raise reasons.one("its call cannot be captured")
         return best_plan(plans, own_dtype(module))  # type: ignore[no-any-return]
 
     def _mixed(
@@ -111,7 +129,7 @@ class Mixtures(Experts, Routers):
 
         for i, call in enumerate(found.calls):
             first = found.first[i]
-            if call.path in stacked and len(call.arguments) == 2 and not call.keywords:
+            if _chooses(call, stacked):
                 experts, *_ = next(stacks(module[call.path])).shape
                 step, summed = (
                     self._combined(found, x, i, registers, experts)
@@ -232,6 +250,11 @@ def _results(found: Wiring) -> list[int]:
         numbers += [v for v in (*call.arguments, *(w for _, w in call.keywords))
                     if isinstance(v, int)]  # fmt: skip
     return numbers
+
+
+def _chooses(call: Call, stacked: set[str]) -> bool:
+    """Whether a call is one of experts, with tokens and choices."""
+    return call.path in stacked and len(call.arguments) == 2 and not call.keywords
 
 
 def _holds_stacks(child: Any) -> bool:

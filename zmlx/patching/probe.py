@@ -35,7 +35,8 @@ class _Constant(nn.Module):
         self._number = number
         self._factor, self._array = mx.random.normal((2, width), key=mx.random.key(number))
 
-    def __call__(self, x: mx.array, *_: Any, **__: Any) -> mx.array:
+    def __call__(self, *given: Any, **named: Any) -> mx.array:
+        x = next(v for v in (*given, *named.values()) if isinstance(v, mx.array))
         weights = mx.random.normal(x.shape[-1:], key=mx.random.key(self._number + 1000))
         mean = (x.astype(mx.float32) * weights).mean(axis=-1, keepdims=True)
         return (mean * self._factor + self._array).astype(x.dtype)
@@ -68,7 +69,7 @@ def probe(module: nn.Module, plan: Plan, training: bool) -> None:
     width = _width(module, plan)
     shape = (*(2, 2, 2, 3)[4 - axes[-1] + 1 :], width)
     arrays = [mx.random.normal(shape, key=mx.random.key(7)).astype(dtype)]
-    if isinstance(plan, GatePlan):
+    if isinstance(plan, GatePlan) or (isinstance(plan, BlockPlan) and plan.arrays == 2):
         arrays.append(mx.random.normal(shape, key=mx.random.key(8)).astype(dtype))
     twin, wide = _isolated(module, plan), _isolated(_in_float32(module), plan)
     _compare(plan, twin, wide, arrays, lambda y: y, (), dtype, training, _named(plan))
@@ -150,11 +151,11 @@ def _width(module: nn.Module, plan: Plan) -> int:
 
 
 def _named(plan: Plan) -> dict[str, Any]:
-    """The arguments that a block's call needs besides the array."""
+    """The arguments that a block's call needs besides its arrays."""
     if not isinstance(plan, BlockPlan):
         return {}
-    defaults = zip(plan.names, plan.defaults, strict=True)
-    return {name: None for name, default in defaults if default is EMPTY}
+    others = list(zip(plan.names, plan.defaults, strict=True))[plan.arrays - 1 :]
+    return {name: None for name, default in others if default is EMPTY}
 
 
 def _isolated(module: nn.Module, plan: Plan) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as mnn
 
+from ..arguments import INDICES
 from .capture import Graphs
 from .experts import Found
 from .leaves import FLOATS, Sizes
@@ -57,11 +58,12 @@ class Routers:
             try:
                 found = self._pair(module, x, matrices, vectors)
                 # Nothing is computed.
-                shapes = {y.shape for y in own_call(detached(module), x)}
+                first, second = own_call(detached(module), x)
             except Exception:
                 continue  # not a router, as far as can be seen
-            top_k = next(iter(shapes))[-1]
-            if len(shapes) > 1 or not 0 < top_k <= found.experts:
+            chosen = [y for y in (first, second) if y.dtype in INDICES]
+            top_k = first.shape[-1]
+            if len(chosen) != 1 or first.shape != second.shape or not 0 < top_k <= found.experts:
                 continue
             understood = True
             tiny |= small_numbers(self._graphs, found.results)

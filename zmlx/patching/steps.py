@@ -1,5 +1,5 @@
-"""A block's call as steps: each appends to the registers what it computes; register 0 is the array
-that the block is called with."""
+"""A block's call as steps: each appends to the registers what it computes; the first registers are
+the arrays that the block is called with, most often one."""
 
 from __future__ import annotations
 
@@ -125,8 +125,10 @@ class BlockPlan(Plan):
         names: the parameters of the block's call after the array; defaults: their defaults, EMPTY
             for those without.
         positional: how many of them may be given without a name.
-        steps: each appends to the registers what it computes; register 0 is the array.
+        steps: each appends to the registers what it computes.
         result: the register that the block returns.
+        arrays: how many arrays the block is called with, the first registers; those after the first
+            are the first of `names`.
     """
 
     names: tuple[str, ...]
@@ -134,6 +136,7 @@ class BlockPlan(Plan):
     positional: int
     steps: tuple[Any, ...]
     result: int
+    arrays: int = 1
 
     def needs(self) -> tuple[str, ...]:
         own = any(isinstance(s, (AddNorm, Mix)) for s in self.steps)
@@ -155,7 +158,9 @@ class BlockPlan(Plan):
         mixes = [s for s in self.steps if isinstance(s, Mix) and s.bias]
         if not all(s.routing.takes(module[s.bias]) for s in mixes):
             return original(module, x, *a, **k)
-        registers = [x]
+        registers = [x, *(given[name] for name in self.names[: self.arrays - 1])]
+        if not all(_like(y, x) for y in registers[1:]):
+            return original(module, x, *a, **k)
 
         def value(v: Any) -> Any:
             if isinstance(v, int):
@@ -188,11 +193,16 @@ class BlockPlan(Plan):
         return registers[self.result]
 
 
+def _like(y: Any, x: mx.array) -> bool:
+    """Whether it is an array of as many rows, of the same dtype."""
+    return isinstance(y, mx.array) and y.dtype == x.dtype and y.shape[:-1] == x.shape[:-1]
+
+
 def _add_norm(module: Any, step: AddNorm, registers: list[mx.array]) -> tuple[mx.array, mx.array]:
     """(sum, normed)."""
     a, b, norm = registers[step.left], registers[step.right], step.norm
     child = child_of(module, step.path)
-    known = (mx.result_type(a, b), a.ndim) in step.verified
+    known = (mx.result_type(a, b), a.ndim) in step.verified and a.shape == b.shape
     if not known or original_class(child) is not step.cls:
         total = a + b
         return total, child(total)

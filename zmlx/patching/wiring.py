@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from math import prod
+from textwrap import shorten
 from typing import Any
 
 import mlx.core as mx
@@ -25,6 +26,45 @@ from .capture import Graphs
 
 class UnmatchedError(Exception):
     """Why a module is left alone."""
+
+
+class CaptureError(UnmatchedError):
+    """A module's call, or that of a child in it, raised in a trace, when `calls` children had
+    returned."""
+
+    def __init__(
+        self, error: Exception, calls: int, child: str | None = None, missing: Sequence[str] = ()
+    ) -> None:
+        given = f" with None for {', '.join(missing)}" * bool(missing)
+        who = f"{child}: " if child else ""
+        super().__init__(f"its call cannot be captured{given}: {who}{first_line(error)}")
+        self.calls = calls
+
+
+class Reasons:
+    """Why each of several tries did not match. Of them counts the first that says what the call
+    does, or else the one whose call went furthest."""
+
+    def __init__(self) -> None:
+        self._first: UnmatchedError | None = None
+        self._furthest: CaptureError | None = None
+
+    def add(self, reason: UnmatchedError) -> None:
+        """The reason of another try."""
+        if not isinstance(reason, CaptureError):
+            self._first = self._first or reason
+        elif self._furthest is None or reason.calls > self._furthest.calls:
+            self._furthest = reason
+
+    def one(self, default: str) -> UnmatchedError:
+        """The one that counts, or a default where there is none."""
+        return self._first or self._furthest or UnmatchedError(default)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, shortened; its class where it has none."""
+    lines = str(error).strip().splitlines()
+    return shorten(lines[0] if lines else type(error).__name__, 120, placeholder=" …").rstrip(":")
 
 
 @dataclass(frozen=True)
@@ -239,14 +279,23 @@ def _shapes(
 ) -> list[list[tuple[tuple[int, ...], mx.Dtype]]]:
     """Shapes and dtypes of what each call of a child returns; nothing is computed."""
     found: list[list[tuple[tuple[int, ...], mx.Dtype]]] = []
+    running: str | None = None
 
     def record(path: str, method: str, child: Any, a: Any, k: Any) -> Any:
+        nonlocal running
+        running = path
         result = getattr(detached(child), method)(*a, **k)
+        running = None
         found.append([(tuple(y.shape), y.dtype) for y in _arrays(result, path, pairs)])
         return result
 
     twin = shadow(module, stands(module, record))
-    own_call(twin, *arrays, **arguments)
+    try:
+        own_call(twin, *arrays, **arguments)
+    except UnmatchedError:
+        raise
+    except Exception as error:
+        raise CaptureError(error, len(found), running, list(arguments)) from None
     return found
 
 
@@ -360,7 +409,12 @@ def _trace(
 
     flat = [shape for call in shapes for shape in call]
     inputs = [*own, *(mx.zeros(shape, dtype) for shape, dtype in flat)]
-    numbers = graphs.capture(traced, inputs)
+    try:
+        numbers = graphs.capture(traced, inputs)
+    except UnmatchedError:
+        raise
+    except Exception as error:
+        raise CaptureError(error, len(shapes)) from None
     if len(pending) != len(shapes):
         raise UnmatchedError("its calls depend on its arguments")
     count = sum(isinstance(v, int) for _, _, a, k in pending for v in (*a, *(w for _, w in k)))

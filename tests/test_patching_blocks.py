@@ -1,0 +1,173 @@
+"""Blocks in the ways that ports of models write them, and the reasons of those left alone."""
+
+import mlx.core as mx
+import mlx.nn as mnn
+import pytest
+
+import zmlx
+
+
+@pytest.fixture(autouse=True)
+def kernels_run():
+    """Everything that is patched runs its kernel, whatever was measured here."""
+    with zmlx.prefer("zmlx"):
+        yield
+
+
+def drawn(*shape, seed=0, dtype=mx.float32):
+    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
+
+
+class Named(mnn.Module):
+    """Its children are called by the names of their arguments."""
+
+    class Mix(mnn.Module):
+        def __init__(self):
+            super().__init__()
+            self.project = mnn.Linear(24, 24)
+
+        def __call__(self, hidden_states, mask=None):
+            return self.project(hidden_states)
+
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.norm2 = mnn.RMSNorm(24), mnn.RMSNorm(24)
+        self.mix, self.feed = self.Mix(), mnn.Linear(24, 24)
+
+    def __call__(self, x, mask=None):
+        h = x + self.mix(mask=mask, hidden_states=self.norm1(x))
+        return h + self.feed(self.norm2(h))
+
+
+def test_a_child_may_be_called_by_name():
+    model, x = Named(), drawn(2, 3, 24)
+    before = model(x)
+    assert zmlx.patch(model, mode="training").kinds() == {"residual_norm": 1, "norm": 2}
+    assert mx.allclose(model(x), before, atol=1e-5).item()
+
+
+class Output(mnn.Module):
+    """The end of a block after the norm, which gets what its sum is with."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.norm = mnn.Linear(40, 24), mnn.LayerNorm(24)
+        self.norm.weight, self.norm.bias = drawn(24, seed=1), drawn(24, seed=2)
+
+    def __call__(self, hidden_states, residual, *, scale=None):
+        h = self.dense(hidden_states)
+        return self.norm(h + residual) if scale is None else self.norm(h * scale + residual)
+
+
+class Plain(Output):
+    def __call__(self, hidden_states, residual, mask=None):
+        return self.norm(self.dense(hidden_states) + residual)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+def test_a_sum_with_a_second_array_is_found(dtype):
+    model = Plain()
+    model.set_dtype(dtype)
+    x, residual = drawn(2, 5, 40, seed=3, dtype=dtype), drawn(2, 5, 24, seed=4, dtype=dtype)
+    cotangent = drawn(2, 5, 24, seed=5, dtype=dtype)
+
+    def gradients():
+        return mx.vjp(model, [x, residual], [cotangent])
+
+    before = gradients()
+    report = zmlx.patch(model, mode="training")
+    assert report.kinds() == {"residual_norm": 1, "norm": 1}
+    (block,) = [r for r in report.replaced if r.kind == "residual_norm"]
+    assert "add_layer_norm" in str(block)
+    eps = {mx.float32: 1e-5, mx.float16: 1e-2, mx.bfloat16: 8e-2}[dtype]
+    for ours, theirs in zip(gradients(), before, strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            assert a.dtype == b.dtype
+            assert mx.allclose(a, b, rtol=eps, atol=4 * eps).item()
+    zmlx.unpatch(model)
+    assert mx.array_equal(model(x, residual), before[0][0])
+
+
+@pytest.mark.parametrize(
+    "residual",
+    [drawn(24, seed=4), drawn(1, 1, 24, seed=4), 2.0, drawn(2, 5, 1, seed=4),
+     drawn(2, 5, 24, seed=4, dtype=mx.bfloat16)],
+    ids=["vector", "row", "number", "column", "bfloat16"],
+)  # fmt: skip
+def test_another_second_array_is_added_as_it_is(residual):
+    model, x = Plain(), drawn(2, 5, 40, seed=3)
+    before = model(x, residual)
+    assert "residual_norm" in zmlx.patch(model).kinds()
+    assert mx.allclose(model(x, residual), before, atol=1e-5).item()
+    assert mx.allclose(model(x, residual=residual), before, atol=1e-5).item()
+    with pytest.raises(TypeError, match="residual"):
+        model(x)
+
+
+def test_a_sum_that_goes_by_an_argument_is_left_alone():
+    assert "residual_norm" not in zmlx.patch(Output()).kinds()
+
+
+class Turned(mnn.Module):
+    """Needs a pair of arrays."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = mnn.Linear(24, 24)
+
+    def __call__(self, x, positions):
+        cos, sin = positions
+        return self.project(x) * cos + sin
+
+
+class Turning(mnn.Module):
+    """Has children of another width, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.small, self.norm1, self.norm2 = mnn.RMSNorm(8), mnn.RMSNorm(24), mnn.RMSNorm(24)
+        self.mix, self.feed = Turned(), mnn.Linear(24, 24)
+
+    def __call__(self, x, positions):
+        h = x + self.mix(self.norm1(x), positions)
+        return h + self.feed(self.norm2(h))
+
+
+def test_the_reason_names_what_was_not_given_and_the_child_that_needs_it():
+    model, x = Turning(), drawn(2, 3, 24)
+    positions = mx.ones((3, 24)), mx.zeros((3, 24))
+    before = model(x, positions)
+    report = zmlx.patch(model)
+    assert report.kinds() == {"norm": 3}
+    why = {skipped.path: skipped.why for skipped in report.skipped}
+    assert why[""].startswith("its call cannot be captured with None for positions: mix: ")
+    assert mx.allclose(model(x, positions), before, atol=1e-5).item()
+
+
+class Table(mnn.Module):
+    """Returns two arrays, and is no router."""
+
+    def __init__(self):
+        super().__init__()
+        self.frequencies = mx.arange(4.0)
+
+    def __call__(self, x):
+        turned = mx.outer(mx.arange(x.shape[0]), self.frequencies)
+        return mx.cos(turned), mx.sin(turned)
+
+
+class Convolving(mnn.Module):
+    """Its weights of three axes are no experts'."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.out = mnn.LayerNorm(24), mnn.LayerNorm(24)
+        self.convolution = mnn.Conv1d(24, 24, 3, padding=1)
+
+    def __call__(self, x):
+        return self.out(x + 0.5 * self.convolution(self.norm(x)))
+
+
+@pytest.mark.parametrize("model", [Table(), Convolving()], ids=["table", "convolution"])
+def test_what_has_no_experts_is_not_said_to_route(model):
+    assert not [s for s in zmlx.patch(model).skipped if "rout" in s.why or "expert" in s.why]
