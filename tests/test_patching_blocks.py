@@ -171,3 +171,56 @@ class Convolving(mnn.Module):
 @pytest.mark.parametrize("model", [Table(), Convolving()], ids=["table", "convolution"])
 def test_what_has_no_experts_is_not_said_to_route(model):
     assert not [s for s in zmlx.patch(model).skipped if "rout" in s.why or "expert" in s.why]
+
+
+class Halves(mnn.Module):
+    """A gated unit of one array."""
+
+    def __init__(self, unit):
+        super().__init__()
+        self._unit = unit
+
+    def __call__(self, x):
+        return self._unit(*mx.split(x, 2, axis=-1))
+
+
+class Slices(mnn.Module):
+    def __call__(self, x):
+        half = x.shape[-1] // 2
+        return mnn.gelu(x[..., :half]) * x[..., half:]
+
+
+@pytest.mark.parametrize(
+    ("module", "op"),
+    [
+        (Halves(lambda a, b: mnn.silu(a) * b), "swiglu"),
+        (Halves(lambda a, b: a * mnn.silu(b)), "swiglu"),
+        (Halves(lambda a, b: mx.maximum(b, 0) * a), "reglu"),
+        (mnn.GLU(), "glu"),
+        (Slices(), "geglu"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+def test_a_gated_unit_of_one_array_is_found(module, op, dtype):
+    model = mnn.Sequential(module)
+    x, dy = drawn(3, 7, 34, seed=1, dtype=dtype), drawn(3, 7, 17, seed=2, dtype=dtype)
+    before = mx.vjp(model, [x], [dy])
+    report = zmlx.patch(model, mode="training")
+    assert [(r.kind, r.op) for r in report.replaced] == [("gated", op)]
+    eps = {mx.float32: 1e-5, mx.float16: 1e-2, mx.bfloat16: 8e-2}[dtype]
+    for (ours,), (theirs,) in zip(mx.vjp(model, [x], [dy]), before, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert mx.allclose(ours, theirs, rtol=eps, atol=4 * eps).item()
+    with pytest.raises(ValueError, match=r"split|divide|shape"):
+        mx.eval(model(drawn(3, 7)))
+    zmlx.unpatch(model)
+    assert model.layers[0] is module
+
+
+def test_a_unit_over_another_axis_runs_where_that_is_the_last():
+    model = mnn.Sequential(mnn.GLU(axis=1))
+    arrays = drawn(6, 8), drawn(3, 4, 5), drawn(3, 4, 6)
+    before = [model(x) for x in arrays]
+    assert zmlx.patch(model).kinds() == {"gated": 1}
+    for x, want in zip(arrays, before, strict=True):
+        assert mx.allclose(model(x), want, atol=1e-6).item()

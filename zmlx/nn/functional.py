@@ -236,6 +236,18 @@ gated: dict[str, Function] = {
     "swiglu_clamped": _gated("swiglu_clamped", _swiglu_clamped),
 }
 
+
+def packed(op: str, x: mx.array, gate_first: bool) -> mx.array:
+    """A gated unit of the halves of the last axis. The kernel reads them where they are if they
+    are in its order, which is that of `mlx.nn.glu` for that unit and gate, then up for the others.
+    """
+    in_order = gate_first == (op != "glu")
+    if in_order and use_kernel(op, x) and x.ndim and x.shape[-1] % 2 == 0:
+        return getattr(kernels, f"{op}_packed")(x)  # type: ignore[no-any-return]
+    a, b = mx.split(x, 2, axis=-1)
+    return gated[op](a, b) if gate_first else gated[op](b, a)
+
+
 #: The same units as MLX would write them, for who compares graphs.
 GATED_IN_MLX: dict[str, Function] = {
     "swiglu": _swiglu,

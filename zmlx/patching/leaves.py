@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..nn import functional as F
 from .algebra import Algebra
 from .capture import Graphs
 from .plans import ActivationPlan, GatePlan, GroupNormPlan, NormPlan, Plan, RopePlan
-from .templates import ACTIVATIONS, GATED, Norm, norms
+from .templates import ACTIVATIONS, GATED, Norm, norms, packed
 from .wiring import UnmatchedError, own_call, parameters_of_call, shadow
 
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
@@ -85,6 +86,7 @@ class Leaves:
             self._norm(module, arrays, width)
             or self._group_norm(module, arrays, width)
             or self._activation(module, arrays, width)
+            or self._packed(module, arrays, width)
         )
         if found is None and (arrays or any("eps" in k for k in vars(module))):
             raise UnmatchedError("its graph equals no norm and no activation")
@@ -214,6 +216,20 @@ class Leaves:
                 return ActivationPlan("activation", F.ACTIVATIONS[name], width, verified, name)
         return None
 
+    def _packed(self, module: mnn.Module, arrays: dict[str, mx.array], width: int) -> Plan | None:
+        """A gated unit of the halves of one array."""
+        if arrays:
+            return None
+        found: dict[tuple[str, bool], frozenset[tuple[mx.Dtype, int]]] = {}
+        for op, first, f in packed():
+            template, key = partial(_alone, f), ("packed", id(f), width)
+            verified = self._compare(module, {}, [], width, template, key)
+            found[op, first] = found.get((op, first), frozenset()) | verified
+        (op, first), verified = max(found.items(), key=lambda item: len(item[1]))
+        if not verified:
+            return None
+        return GatePlan("gated", op, 4096, verified, first, packed=True)
+
     def _compare(
         self,
         module: mnn.Module,
@@ -297,6 +313,10 @@ class Leaves:
             return None
         (op, first), verified = max(found.items(), key=lambda item: len(item[1]))
         return GatePlan("gated", op, 4096, frozenset(verified), first)
+
+
+def _alone(f: Callable[[mx.array], mx.array], x: mx.array) -> list[mx.array]:
+    return [f(x)]
 
 
 def _width_attribute(module: mnn.Module) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import product
@@ -127,10 +127,10 @@ class Matcher(Mixtures, Leaves):
         return found or self._block(module)
 
     def _wirings(
-        self, module: mnn.Module, axes: Sequence[int], arrays: int = 1
+        self, module: mnn.Module, axes: Sequence[int], candidates: Iterable[Sequence[int]]
     ) -> list[tuple[mx.Dtype, int, Wiring]]:
-        """The wirings of a call on `arrays` arrays, for all dtypes and these numbers of axes that
-        the module takes."""
+        """The wirings for all dtypes and these numbers of axes that the module takes, of a call on
+        arrays with the first of these last axes that it takes."""
 
         def traced(n: int, last: Sequence[int], dtype: mx.Dtype = mx.float32) -> Wiring:
             own = [mx.zeros((*self._sizes.leads[n - 2], width), dtype) for width in last]
@@ -139,7 +139,7 @@ class Matcher(Mixtures, Leaves):
         found: list[tuple[mx.Dtype, int, Wiring]] = []
         last: Sequence[int] | None = None
         reasons = Reasons()
-        for candidate in product(widths(module), repeat=arrays):
+        for candidate in candidates:
             try:
                 traced(axes[-1], candidate)
                 last = candidate
@@ -165,7 +165,7 @@ class Matcher(Mixtures, Leaves):
         if len(projections) not in (2, 3):
             return None
         plans: dict[MLPPlan, set[tuple[mx.Dtype, int]]] = {}
-        for dtype, axes, found in self._wirings(module, (2, 3)):
+        for dtype, axes, found in self._wirings(module, (2, 3), _alone(module)):
             plan = self._mlp_of(module, found)
             if plan is not None:
                 plans.setdefault(plan, set()).add((dtype, axes))
@@ -231,27 +231,29 @@ class Matcher(Mixtures, Leaves):
         if not parameters:
             return None
         try:
-            reason, found = None, self._block_of(module, parameters, 1)
+            reason, found = None, self._block_of(module, parameters, _alone(module))
         except UnmatchedError as error:
             reason, found = error, None
         # The sum may be one of what a child returns and a second array.
         if found is None and _is_needed(parameters[1:2]):
+            normed = {n for c in _children(module) if self._is_norm(c) for n in widths(c)}
             with suppress(UnmatchedError):
-                found = self._block_of(module, parameters, 2)
+                found = self._block_of(module, parameters, product(widths(module), normed))
         if found is None and reason is not None:
             raise reason
         return found
 
     def _block_of(
-        self, module: mnn.Module, parameters: Sequence[Any], arrays: int
+        self, module: mnn.Module, parameters: Sequence[Any], candidates: Iterable[Sequence[int]]
     ) -> BlockPlan | None:
-        """A block of which the first arguments are arrays."""
+        """A block of which the first arguments are arrays with some of these last axes."""
         others = parameters[1:]
         plans: dict[BlockPlan, set[tuple[mx.Dtype, int]]] = {}
         reason, understood = None, False
-        for dtype, axes, found in self._wirings(module, (3,), arrays):
+        for dtype, axes, found in self._wirings(module, (3,), candidates):
+            arrays = found.arrays
             try:
-                steps, result = self._program(module, found, arrays)
+                steps, result = self._program(module, found)
             except UnmatchedError as error:
                 reason = reason or error
                 continue
@@ -286,11 +288,11 @@ class Matcher(Mixtures, Leaves):
         except UnmatchedError:
             return False
 
-    def _program(self, module: mnn.Module, found: Wiring, arrays: int) -> tuple[list[Any], int]:
+    def _program(self, module: mnn.Module, found: Wiring) -> tuple[list[Any], int]:
         """The wiring as steps. Raises where it holds more than calls and sums."""
         steps: list[Any] = []
-        registers = {self._graphs.input(i): i for i in range(arrays)}
-        count = arrays
+        registers = {self._graphs.input(i): i for i in range(found.arrays)}
+        count = found.arrays
 
         def register(number: int) -> int:
             nonlocal count
@@ -310,7 +312,7 @@ class Matcher(Mixtures, Leaves):
             keywords = tuple(
                 (n, register(v) if isinstance(v, int) else v) for n, v in call.keywords
             )
-            output = self._graphs.input(i + arrays)
+            output = self._graphs.input(i + found.arrays)
             previous = steps[-1] if steps else None
             norm = self._normed(module, call)
             if norm and isinstance(previous, Add) and arguments == (count - 1,):
@@ -348,6 +350,11 @@ def _routing_of(plan: Plan) -> Routing | None:
         return plan.routing
     steps = plan.steps if isinstance(plan, BlockPlan) else ()
     return next((s.routing for s in steps if isinstance(s, Mix)), None)
+
+
+def _alone(module: mnn.Module) -> Iterator[Sequence[int]]:
+    """Last axes that the module's array may have, if it is one."""
+    return ((width,) for width in widths(module))
 
 
 def _adds(steps: Sequence[Any], register: int) -> bool:

@@ -148,15 +148,21 @@ class ActivationPlan(Plan):
 
 @dataclass(frozen=True)
 class GatePlan(Plan):
-    """A module that is a gated unit of two arrays."""
+    """A module that is a gated unit of two arrays, or (`packed`) of the halves of one."""
 
     gate_first: bool
+    packed: bool = False
 
     def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
+        if self.packed:
+            return super().run(module, original, x, *a, **k)
         if k or len(a) != 1 or (x.dtype, x.ndim) not in self.verified or a[0].dtype != x.dtype:
             return original(module, x, *a, **k)
         gate, up = (x, a[0]) if self.gate_first else (a[0], x)
         return F.gated[self.op](gate, up)
+
+    def apply(self, module: Any, x: mx.array) -> mx.array:
+        return F.packed(self.op, x, self.gate_first)
 
 
 @dataclass(frozen=True)
@@ -182,9 +188,9 @@ class MLPPlan(Plan):
         parts = [child_of(module, path)(x) for path in self.inputs]
         if self.unit == "activation":
             y = F.activations[self.function](parts[0])
+        elif self.unit == "packed":
+            y = F.packed(self.op, parts[0], self.gate_first)
         else:
-            if self.unit == "packed":
-                parts = list(mx.split(parts[0], 2, axis=-1))
             a, b = parts
             y = F.gated[self.op](a, b) if self.gate_first else F.gated[self.op](b, a)
         return child_of(module, self.output)(y)  # type: ignore[no-any-return]

@@ -69,7 +69,8 @@ def probe(module: nn.Module, plan: Plan, training: bool) -> None:
     width = _width(module, plan)
     shape = (*(2, 2, 2, 3)[4 - axes[-1] + 1 :], width)
     arrays = [mx.random.normal(shape, key=mx.random.key(7)).astype(dtype)]
-    if isinstance(plan, GatePlan) or (isinstance(plan, BlockPlan) and plan.arrays == 2):
+    of_two = isinstance(plan, GatePlan) and not plan.packed
+    if of_two or (isinstance(plan, BlockPlan) and plan.arrays == 2):
         arrays.append(mx.random.normal(shape, key=mx.random.key(8)).astype(dtype))
     twin, wide = _isolated(module, plan), _isolated(_in_float32(module), plan)
     _compare(plan, twin, wide, arrays, lambda y: y, (), dtype, training, _named(plan))

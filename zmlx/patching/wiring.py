@@ -119,6 +119,7 @@ class Wiring:
         shapes: of the arrays that calls returned.
         first: of each call, the index in `shapes` of its array, or of its two.
         second: the other array that the module returns, None where it is one.
+        arrays: how many arrays the module gets.
     """
 
     calls: list[Call]
@@ -126,6 +127,7 @@ class Wiring:
     shapes: list[tuple[tuple[int, ...], mx.Dtype]] = field(default_factory=list)
     first: list[int] = field(default_factory=list)
     second: int | None = None
+    arrays: int = 1
 
     def structure(self) -> Any:
         """What has to be equal for two wirings to be the same program."""
@@ -427,7 +429,7 @@ def _trace(
         Call(p, m, tuple(resolved(v) for v in a), tuple((n, resolved(v)) for n, v in k))
         for p, m, a, k in pending
     ]
-    return Wiring(calls, result, flat, first, second[0] if second else None)
+    return Wiring(calls, result, flat, first, second[0] if second else None, len(own))
 
 
 def _with_arguments(found: Wiring, given: Mapping[str, Any]) -> Any:
