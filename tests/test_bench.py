@@ -125,6 +125,14 @@ def test_only_hopelessly_slow_variants_sit_rounds_out():
     assert measure.FEWEST <= known["hopeless"] < 20
 
 
+def test_a_hopelessly_slow_variant_of_seconds_is_timed_once():
+    variants = [stub("fast", [], 0.001), stub("slow", [], 2.0)]
+    times = measure.measure(variants, rounds=20, budget=5.0)
+    assert not math.isnan(times["slow"][0])
+    assert all(map(math.isnan, times["slow"][1:]))
+    assert not any(map(math.isnan, times["fast"]))
+
+
 def test_nothing_is_hopelessly_slow_beside_an_anchor():
     variants = [stub("bound", [], 0.001), stub("slow", [], 1.0)]
     variants[0] = replace(variants[0], anchor=True)
@@ -151,6 +159,13 @@ def test_a_hopelessly_slow_variant_warms_up_once():
     warm = [n for n, _ in calls][: -sum(not math.isnan(t) for ts in times.values() for t in ts)]
     assert warm.count("fast") == warm.count("slow") >= measure.WARM_UPS
     assert warm.count("hopeless") == 1
+
+
+@pytest.mark.parametrize("warm_up", [True, False])
+def test_peak_memory_takes_one_call_and_one_to_warm_up(warm_up):
+    calls = []
+    memory.peak(calls.append, lambda: None, uses_mlx=True, warm_up=warm_up)
+    assert len(calls) == 1 + warm_up
 
 
 def test_peak_memory_is_what_the_call_takes():

@@ -30,8 +30,9 @@ ROUNDS = 20
 FEWEST = 3
 HOPELESS = 10.0
 
-#: Seconds from which on a hopelessly slow variant warms up once.
+#: Seconds from which on a hopelessly slow variant warms up once, and above which it is timed once.
 LONG = 0.1
+LONGEST = 1.0
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,8 @@ def _stride(seconds: float, fastest: float, rounds: int, budget: float) -> int:
     """A variant takes part in every n-th round."""
     if seconds < HOPELESS * fastest or seconds * rounds <= budget:
         return 1
+    if seconds > LONGEST:
+        return rounds
     wanted = max(FEWEST, int(budget / seconds))
     return max(1, (rounds - 1) // max(1, wanted - 1))
 

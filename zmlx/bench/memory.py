@@ -96,10 +96,14 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def peak(call: Callable[[Any], Any], before: Callable[[], Any], *, uses_mlx: bool) -> Peak:
-    """What one call takes at its worst moment; `before` runs ahead and is not counted."""
+def peak(
+    call: Callable[[Any], Any], before: Callable[[], Any], *, uses_mlx: bool, warm_up: bool = True
+) -> Peak:
+    """What one call takes at its worst moment; `before` runs ahead and is not counted, nor is a
+    call to warm up."""
     with pages(kept=False), collector_paused():
-        call(before())
+        if warm_up:
+            call(before())
         given = before()
         _give_back()
         held = mx.get_active_memory()

@@ -14,11 +14,11 @@ from .text import (
     model_cells,
     model_title,
     outcome,
+    over,
     peak,
     percent,
     point,
     rate,
-    times,
     title,
     wanted,
 )
@@ -33,7 +33,8 @@ HOW = """\
   they are in the middle of a model; a small shape therefore shows a cold start.
 - **Ratios** are the time of another way over the time of zmlx, formed round by round; the median
   and its 95 % interval (order statistics) are given. Above 1 zmlx is faster, below 1 it is slower.
-  A way that is ten times slower than the fastest may sit out rounds, never below three timings.
+  A way that is ten times slower than the fastest may sit out rounds, never below three timings, or
+  one where it takes more than a second.
 - **GB/s** counts the bytes that must move at least: arguments and outputs; for a backward what it
   reads, row statistics, cotangents and gradients. Scratch memory and second readings do not count.
 - **% of copy** is that rate over the rate of a copy in the same rounds: C loops with ordinary
@@ -200,11 +201,7 @@ def _cells(row: Row, others: Sequence[str]) -> tuple[str, ...]:
 
 
 def _ratio(row: Row, variant: str) -> str:
-    ratio = row.ratios.get(variant)
-    if ratio is None:
-        return "–"
-    few = row.timings[variant].seconds.count < row.timings[ZMLX].seconds.count
-    return times(ratio) + (f" ({ratio.count} rounds)" if few else "")
+    return over(row, variant) if variant in row.ratios else "–"
 
 
 def _peaks(row: Row, names: Sequence[str]) -> tuple[str, ...]:

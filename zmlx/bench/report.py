@@ -15,11 +15,11 @@ from .text import (
     model_cells,
     model_title,
     outcome,
+    over,
     overhead,
     peak,
     percent,
     rate,
-    times,
     title,
     wanted,
 )
@@ -83,7 +83,7 @@ def row_lines(row: Row) -> list[str]:
         share = f"{percent(row.share)} of {anchor_of(row)}" if row.share else ""
         time = milliseconds(ours.seconds.median)
         lines.append(f"{title(row):<44} {time:>9}  {rate(row, ours):>10}  {share}")
-    ratios = [f"{n} {_ratio(row, n)}" for n in NAMES if n in row.ratios]
+    ratios = [f"{n} {over(row, n)}" for n in NAMES if n in row.ratios]
     if ratios:
         lines.append("    time over zmlx's: " + ", ".join(ratios))
     peaks = [
@@ -97,13 +97,6 @@ def row_lines(row: Row) -> list[str]:
     if row.error:
         lines.append(f"    ERROR: {row.error}")
     return lines
-
-
-def _ratio(row: Row, variant: str) -> str:
-    ratio = row.ratios[variant]
-    rounds = row.timings[variant].seconds.count
-    few = "" if rounds == row.timings[ZMLX].seconds.count else f" ({rounds} rounds)"
-    return times(ratio) + few
 
 
 def head_lines(result: Result) -> list[str]:

@@ -17,7 +17,7 @@ from ..arguments import dtype_name
 from ..registry import Case, Op
 from . import memory
 from .anchors import FLOPS, Anchors
-from .measure import ROUNDS, measure
+from .measure import LONGEST, ROUNDS, measure
 from .result import Row, Timing
 from .summary import paired, summary
 from .torch_variants import torch_ways
@@ -106,11 +106,15 @@ def run_row(op: Op, case: Case, dtype: mx.Dtype, mode: str, plan: Plan, anchors:
     rates = {v.name: moved[v.name] / summary(times[v.name]).median for v in base}
     timings = {}
     for name, way in ways.items():
-        taken = memory.Peak(None, None)
+        taken, seconds = memory.Peak(None, None), summary(times[name])
         if plan.extras:
-            run = way.variant
-            taken = memory.peak(run.call, run.before, uses_mlx=not name.startswith(TORCH))
-        timings[name] = Timing(summary(times[name]), taken.mlx, taken.process)
+            taken = memory.peak(
+                way.variant.call,
+                way.variant.before,
+                uses_mlx=not name.startswith(TORCH),
+                warm_up=seconds.median < LONGEST,
+            )
+        timings[name] = Timing(seconds, taken.mlx, taken.process)
     # MLX may compute a gradient with its outputs, ahead of the clock.
     too_fast = _too_fast(least, timings, rates, dtype_name(dtype))
     error = too_fast.pop(ZMLX, "") or notes.get(ZMLX, "")

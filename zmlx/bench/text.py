@@ -5,7 +5,7 @@ from __future__ import annotations
 from .bars import Verdict, bound, digits_short_of
 from .result import ModelRow, Overhead, Row, Timing
 from .summary import Summary
-from .variants import TORCH
+from .variants import TORCH, ZMLX
 
 
 def milliseconds(seconds: float) -> str:
@@ -31,6 +31,14 @@ def times(ratio: Summary, bar: float = 0.0) -> str:
     """A ratio with its interval; above 1 zmlx is faster."""
     digits = digits_short_of(bar, ratio.median, 2 if ratio.median < 10 else 0)
     return f"{ratio.median:.{digits}f}x [{ratio.low:.{digits}f}, {ratio.high:.{digits}f}]"
+
+
+def over(row: Row, variant: str) -> str:
+    """A variant's time over zmlx's, and of how many rounds that is if they are fewer."""
+    rounds = row.timings[variant].seconds.count
+    fewer = rounds < row.timings[ZMLX].seconds.count
+    few = f" ({rounds} round{'s' * (rounds > 1)})" if fewer else ""
+    return times(row.ratios[variant]) + few
 
 
 def mebibytes(count: int | None) -> str:
