@@ -325,6 +325,14 @@ BOTH_ACCEPT = [
      "T a = T(x[0]); a = a * a + T(1) - 2; a += b[0]; float f = a * 2.0f; int i = a;\n"
      "y[0] = max(a, f) + float(exp(a)) + i + (a < 0 ? -a : a); z[0] = max(a, T(0.0f));\n"
      "z[1] = 1.5bf; z[2] = T(h[0]); bool set = a; z[3] = set ? T(a) : T(0);"),
+    ("a template whose instance OpenCL refuses is called again",
+     "template <typename T> struct cx { T re, im; cx() {} cx(T a, T b) : re(a), im(b) {} };\n"
+     "template <typename T> cx<T> conjugate(cx<T> a) { return cx<T>(a.re, -a.im); }\n"
+     "template <typename T> T part(int q, thread cx<T>* c) {\n"
+     "    cx<T> v = q >= 0 ? c[q] : conjugate(c[-q]); return v.re; }\n"
+     "template <typename T> T one(thread cx<T>* c) { return part(1, c); }\n"
+     "template <typename T> T two(thread cx<T>* c) { return part(-1, c); }\n",
+     "cx<float> c[2]; c[0] = cx<float>(x[0], 1); c[1] = c[0]; y[0] = one(c) + two(c);"),
     ("bfloat is cast to half", "",
      "half v = static_cast<half>(b[0]) + (half)b[1]; T t = b[0]; v += (float16_t)t + half(b[1]);\n"
      "y[0] = v; bfloat k = static_cast<bfloat>(h[0]); z[0] = k + (T)h[1];"),

@@ -145,6 +145,16 @@ def test_lambdas_exist_from_metal_3_2():
     assert not strict.check(lambdas, version=320)
 
 
+def test_coherent_memory_exists_from_metal_3_2():
+    body = """coherent(device) device float* q = (coherent(device) device float*)y;
+    volatile coherent( system ) device float* r = y; q[0] = x[0]; r[1] = x[1];
+    int coherent = 1; y[2] = coherent;"""
+    problems = strict.check(text("", body), version=310)
+    assert [p.line for p in problems] == [1, 2]
+    assert all("no coherent memory; 3.2 has" in p.message for p in problems)
+    assert not strict.check(text("", body), version=320)
+
+
 def test_check_kernel_reads_the_launch_that_is_asked_for():
     spec = metal.KernelSpec("k", ("x",), ("y",), "y[0] = x[0];")
     assert not strict.check_kernel(spec, [mx.zeros((9,))])

@@ -242,3 +242,16 @@ def test_a_function_that_is_declared_first(header: str) -> None:
     source = f"uint i = thread_position_in_grid.x; out[i] = i < 12 ? {call} : {call};"
     result = run(source, {}, (32, mx.uint32), 32, 32, header=header)
     assert result.tolist() == [12] * 12 + [20] * 20
+
+
+@pytest.mark.parametrize("group", [1, 8])
+def test_coherent_qualifies_and_is_a_name(group: int) -> None:
+    source = """
+        uint i = thread_position_in_grid.x;
+        coherent(device) device float* q = (coherent(device) device float*)out;
+        volatile coherent(system) device float* r = out;
+        int coherent = 3;
+        q[i] = x[i];
+        r[i] = r[i] + coherent;
+    """
+    assert (run(source, {"x": mx.ones((8,))}, (8, mx.float32), 8, group) == 4).all()

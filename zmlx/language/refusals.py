@@ -118,6 +118,11 @@ REFUSALS = {
         "#include <vector> is not supported: mx.fast.metal_kernel has no include path; paste "
         "the text you need into the header argument",
     ),
+    "headers of Metal 4": Refusal(
+        "#include <metal_tensor>",
+        "#include <metal_tensor> is not supported: zmlx has no such part of Metal's library; leave "
+        "it out if nothing of it is used",
+    ),
     "#error": Refusal("#error too few of them", "#error too few of them"),
     "#line": Refusal("#line 7", "the directive #line is not supported; remove it"),
     "threadgroup variables in functions": Refusal(

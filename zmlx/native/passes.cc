@@ -191,9 +191,9 @@ void drop_hints(Unit& unit) {
   };
   for (size_t i = 0; i + 2 < tokens.size(); ++i) {
     if (tokens[i].is("_Pragma") && tokens[i + 1].is("(")) drop(i, unit.outline.partner[i + 1]);
-    if (tokens[i].is("coherent")) {
-      drop(i, tokens[i + 1].is("(") ? unit.outline.partner[i + 1] : i);
-    }
+    bool of_scope = tokens[i + 1].is("(") &&
+                    tokens[i + 2].is_any({"device", "system", "threadgroup"});
+    if (tokens[i].is("coherent") && of_scope) drop(i, unit.outline.partner[i + 1]);
     if (tokens[i].is("__extension__")) drop(i, i);
     if (tokens[i].is("using") && tokens[i + 1].is("namespace") && tokens[i + 2].is("metal")) {
       drop(i, unit.outline.statement_end(i));

@@ -112,9 +112,12 @@ class Preprocessor {
     std::string header;
     for (auto& token : rest) header += token.text;
     if (is_metal_header(header)) return;
+    bool of_system = header.rfind("<metal_", 0) == 0 || header.rfind("<Metal", 0) == 0;
     place_.refuse(line, "#include " + header + " is not supported: " +
-                            "mx.fast.metal_kernel has no include path; paste the text you need "
-                            "into the header argument");
+                            (of_system ? "zmlx has no such part of Metal's library; leave it out "
+                                         "if nothing of it is used"
+                                       : "mx.fast.metal_kernel has no include path; paste the "
+                                         "text you need into the header argument"));
   }
 
   bool conditional(const std::string& name, const Tokens& rest, int line) {

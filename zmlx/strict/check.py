@@ -165,6 +165,9 @@ _CAST = re.compile(r"(?:C-style |static_)cast from (.*?) to (.*)")
 _COMPONENTS = re.compile(r"(?:, |ext_vector_type\()(\d)")
 
 
+_INVALID = re.compile(r"candidate template ignored: substitution failure( \[with [^\]]*\])?$")
+
+
 def _converts(message: str) -> bool:
     """Whether a cast is one between vectors of one length, which OpenCL has none for."""
     cast = _CAST.search(message)
@@ -187,6 +190,9 @@ def _say(diagnostic: clang.Diagnostic) -> tuple[str, str] | None:
     if _NOT_METAL.search(message) or _converts(message):
         return None
     if any(_copies(text) for text in (message, *diagnostic.notes)):
+        return None
+    # What clang found wrong in an instance it has said, and it takes that for none from then on.
+    if message.startswith("no matching function") and any(map(_INVALID.search, diagnostic.notes)):
         return None
     if diagnostic.severity == "warning":
         mixed = _WIDER.search(message)
