@@ -46,6 +46,71 @@ def test_a_child_may_be_called_by_name():
     assert mx.allclose(model(x), before, atol=1e-5).item()
 
 
+class Counted(mnn.Module):
+    """Counts how often its own call runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up = mnn.Linear(24, 32), mnn.Linear(24, 32)
+        self.down = mnn.Linear(32, 24)
+
+    def __call__(self, hidden_states):
+        calls.append(1)
+        return self.down(mnn.silu(self.gate(hidden_states)) * self.up(hidden_states))
+
+
+class CountedSum(mnn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.norm = mnn.Linear(24, 24), mnn.LayerNorm(24)
+
+    def __call__(self, hidden_states, residual, mask=None):
+        calls.append(1)
+        return self.norm(self.dense(hidden_states) + residual)
+
+
+class CountedUnit(mnn.Module):
+    def __call__(self, gate, up):
+        calls.append(1)
+        return mnn.silu(gate) * up
+
+
+calls = []
+
+
+@pytest.mark.parametrize(
+    ("cls", "names"),
+    [
+        (Counted, ("hidden_states",)),
+        (CountedSum, ("hidden_states", "residual")),
+        (CountedUnit, ("gate", "up")),
+    ],
+)
+def test_a_replacement_runs_whether_its_arrays_come_by_place_or_by_name(cls, names):
+    model = mnn.Sequential(cls())
+    module, arrays = model.layers[0], [drawn(2, 3, 24, seed=i) for i in range(len(names))]
+    want = module(*arrays)
+    assert zmlx.patch(model).kinds()
+    calls.clear()
+    module = model.layers[0]
+    by_name = dict(zip(names, arrays, strict=True))
+    last = {names[-1]: arrays[-1]}
+    for got in (
+        module(*arrays),
+        module(**by_name),
+        module(**dict(reversed(by_name.items()))),
+        module(*arrays[:-1], **last),
+    ):
+        assert mx.allclose(got, want, atol=1e-5).item()
+    assert not calls
+    with pytest.raises(TypeError):
+        module(*arrays, **last)
+    with pytest.raises(TypeError):
+        module(**by_name, other=1)
+    with pytest.raises(TypeError):
+        module()
+
+
 class Output(mnn.Module):
     """The end of a block after the norm, which gets what its sum is with."""
 

@@ -153,6 +153,7 @@ def test_coherent_memory_exists_from_metal_3_2():
     assert [p.line for p in problems] == [1, 2]
     assert all("no coherent memory; 3.2 has" in p.message for p in problems)
     assert not strict.check(text("", body), version=320)
+    assert not strict.check(text("", "y[0] = x[0]; // as coherent(device) memory"), version=310)
 
 
 def test_check_kernel_reads_the_launch_that_is_asked_for():

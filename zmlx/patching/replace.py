@@ -50,16 +50,34 @@ def _init_of(cls: Any) -> Any:
 
 def _call_of(cls: Any) -> Any:
     """The call of patched modules, with the signature of their own."""
+    names = _by_position(cls.__call__)
 
     @wraps(cls.__call__)
     def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
         original = cls.__call__
         plan = plan_of(self) if is_current(self) else None
-        if plan is None or not arguments:
+        if plan is None:
             return original(self, *arguments, **keywords)
+        # Plans know by its place what a caller may give by name.
+        for name in names[len(arguments) :]:
+            if name not in keywords:
+                break
+            arguments = *arguments, keywords.pop(name)
+        if not arguments:
+            return original(self, **keywords)
         return plan.run(self, original, *arguments, **keywords)
 
     return call
+
+
+def _by_position(call: Any) -> tuple[str, ...]:
+    """The parameters after self that may be given by position or by name; none where the signature
+    is not known."""
+    try:
+        parameters = list(inspect.signature(call).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return ()
+    return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
 
 
 def _setattr(self: Any, name: str, value: Any) -> None:

@@ -163,8 +163,7 @@ _OBJECT = re.compile(r"(?:const |__(?:global|local|private|constant|generic) )*(
 _LOCAL = "non-kernel function variable cannot be declared in local address space"
 _CAST = re.compile(r"(?:C-style |static_)cast from (.*?) to (.*)")
 _COMPONENTS = re.compile(r"(?:, |ext_vector_type\()(\d)")
-
-
+# Of an instance in which clang found something wrong, and said so where that was.
 _INVALID = re.compile(r"candidate template ignored: substitution failure( \[with [^\]]*\])?$")
 
 
@@ -191,7 +190,6 @@ def _say(diagnostic: clang.Diagnostic) -> tuple[str, str] | None:
         return None
     if any(_copies(text) for text in (message, *diagnostic.notes)):
         return None
-    # What clang found wrong in an instance it has said, and it takes that for none from then on.
     if message.startswith("no matching function") and any(map(_INVALID.search, diagnostic.notes)):
         return None
     if diagnostic.severity == "warning":

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ..packed import MOST_BUFFERS
 from .tokens import Outline, Scope
-from .translate import COHERENT, ELEMENTS, SPACES, VECTORS, Layout
+from .translate import COHERENT_IN, ELEMENTS, SPACES, VECTORS, Layout
 
 #: Line of the Metal text, what is wrong.
 Finding = tuple[int, str]
@@ -69,10 +69,9 @@ def metal(outline: Outline, version: int) -> Iterator[Finding]:
             yield line, "variables in a function cannot be static (§5.3)"
         elif text == "[" and version < 320 and _is_lambda(outline, i):
             yield line, f"Metal {version / 100:.1f} has no lambda expressions; 3.2 has (§1.5.4)"
+        elif text == "coherent" and version < 320 and _is_qualifier(outline, i):
+            yield line, f"Metal {version / 100:.1f} has no coherent memory; 3.2 has (§4.8)"
     yield from _spaceless(outline)
-    for match in COHERENT.finditer(outline.text) if version < 320 else ():
-        line = outline.text.count("\n", 0, match.start()) + 1
-        yield line, f"Metal {version / 100:.1f} has no coherent memory; 3.2 has (§4.8)"
     for match in _INCLUDE.finditer(outline.text):
         if not re.fullmatch(r"<(metal_\w+|simd/simd\.h)>", match[1]):
             line = outline.text.count("\n", 0, match.start()) + 1
@@ -82,6 +81,10 @@ def metal(outline: Outline, version: int) -> Iterator[Finding]:
 def _in_function(outline: Outline, i: int) -> bool:
     scope = outline.scope_at(i)
     return scope.function is not None and scope.kind != "type"
+
+
+def _is_qualifier(outline: Outline, i: int) -> bool:
+    return outline[i + 1] == "(" and outline[i + 2] in COHERENT_IN
 
 
 def _is_lambda(outline: Outline, i: int) -> bool:

@@ -29,8 +29,9 @@ _SAID = (
     r"|function_constant\(\w+\)|(?:buffer|threadgroup|id)\(\w+\)|grid_(?:origin|size)"
     r"|(?:dispatch_)?thread(?:s|group|groups)?_\w+|(?:dispatch_)?(?:simd|quad)groups?_\w+)"
 )
-#: A qualifier of Metal 3.2.
-COHERENT = re.compile(r"\bcoherent\s*\(\s*(?:device|system|threadgroup)\s*\)")
+#: The scopes of Metal 3.2's qualifier `coherent(scope)`.
+COHERENT_IN = ("device", "system", "threadgroup")
+_COHERENT = re.compile(rf"\bcoherent\s*\(\s*(?:{'|'.join(COHERENT_IN)})\s*\)")
 _ATTRIBUTE = re.compile(rf"\[\[\s*{_SAID}(\s*,\s*{_SAID})*\s*\]\]")
 _HAS_HEADER = re.compile(r"__has_include\s*\(\s*<metal_(?!\w*tensor)\w+>\s*\)")
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define\b(?:[^\\\n]|\\.)*", re.MULTILINE | re.DOTALL)
@@ -117,7 +118,7 @@ def to_clang(text: str, outline: Outline, *, arms: bool) -> str:
     """The text for clang; with `arms`, both arms of ?: are checked to have one type."""
     where = layout(text)
     edits = _Edits(text)
-    for match in (*_ATTRIBUTE.finditer(text), *COHERENT.finditer(text)):
+    for match in (*_ATTRIBUTE.finditer(text), *_COHERENT.finditer(text)):
         edits.blank(match.start(), match.end())
     if where.template:
         edits.blank(where.instance, len(text))
