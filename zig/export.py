@@ -32,8 +32,8 @@ HEAD = """\
 #: Of `zmlx.launch`, by the names that Zig gives them.
 LAUNCH = (
     "LONGEST_KEPT_ROW", "_GPU_GROUP", "_GPU_VECTOR", "_CPU_ELEMENTS", "_CPU_COLUMNS",
-    "_COLUMN_CHUNKS", "_ROW_STEPS", "_FOLD_STEPS", "_RANDOM_STEPS", "_FOLD_COLUMNS", "_FOLD_PARTS",
-    "_SCAN_COLUMNS", "_SCAN_PARTS", "_SCAN_BLOCKS", "_LEAST_PART", "_PARTS",
+    "_COLUMN_CHUNKS", "_ROW_STEPS", "_FOLD_STEPS", "_RANDOM_STEPS", "_MOST_COLUMNS", "_FOLD_PARTS",
+    "_SCAN_COLUMNS", "_SCAN_THREADS", "_SCAN_PARTS", "_SCAN_BLOCKS", "_LEAST_PART", "_PARTS",
 )  # fmt: skip
 
 

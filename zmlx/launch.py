@@ -30,9 +30,10 @@ _GPU_VECTOR = 4
 _CPU_ELEMENTS = 2048
 _CPU_COLUMNS = 4096
 _COLUMN_CHUNKS = 64
-_FOLD_COLUMNS = 4096
+_MOST_COLUMNS = 4096
 _FOLD_PARTS = 1 << 16
 _SCAN_COLUMNS = 1024
+_SCAN_THREADS = 8
 _SCAN_PARTS = 2048
 _SCAN_BLOCKS = (32, 16)
 _LEAST_PART = 16384
@@ -302,9 +303,13 @@ def fold_columns(
     chosen: Settings, items: int, d: int, *, states: int = 1, scans: bool = False
 ) -> Geometry:
     """G threads per group, each for N of d columns of one of `items` parts. With several states a
-    column, fewer columns, whose states share the nearest cache with the row that is read."""
-    most = _SCAN_COLUMNS if scans else _FOLD_COLUMNS if states == 1 else _FOLD_COLUMNS // 2
+    column, fewer columns, whose states share the nearest cache with the row that is read. A scan
+    cuts rows only where threads would be too few: whole ones, which are one stretch of memory, are
+    walked faster."""
+    most = _MOST_COLUMNS if states == 1 else _MOST_COLUMNS // 2
     n = min(most, _power_of_two(d)) if is_cpu(chosen) else 1
+    while scans and n > _SCAN_COLUMNS and items * -(-d // n) < _SCAN_THREADS:
+        n //= 2
     c = pick(chosen, N=n)
     threads = -(-d // c["N"])
     g = 1 if is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))

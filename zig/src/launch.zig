@@ -173,14 +173,14 @@ fn scanBlock(shortest: bool, d: u64) u64 {
     return @min(blocks[blocks.len - 1], powerOfTwo(d));
 }
 
-/// G threads per group, each for N of d columns of one of `items` parts; fewer columns where a fold
-/// has several states a column.
+/// G threads per group, each for N of d columns of one of `items` parts; fewer columns where there
+/// are several states a column, or threads for a scan would be too few.
 pub fn axisColumns(kind: Kind, walk: Walk, items: u32, d: u32) Geometry {
-    const most: u64 = if (walk.scans)
-        constants.scan_columns
-    else
-        constants.fold_columns / @as(u64, if (walk.states == 1) 1 else 2);
-    const n: u64 = if (kind == .cpu) @min(most, powerOfTwo(d)) else 1;
+    const most = constants.most_columns / @as(u64, if (walk.states == 1) 1 else 2);
+    var n: u64 = if (kind == .cpu) @min(most, powerOfTwo(d)) else 1;
+    if (walk.scans) {
+        while (n > constants.scan_columns and items * ceilDiv(d, n) < constants.scan_threads) n /= 2;
+    }
     const threads = ceilDiv(d, n);
     const most_threads = if (kind == .cpu) 1 else constants.gpu_group;
     const group: u32 = @intCast(@min(most_threads, @max(threads, 1)));

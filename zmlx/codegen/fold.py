@@ -243,17 +243,15 @@ class Fold(Pattern):
         body.close()
 
     def _columns_together(self, body: Body, stop: str, suffix: str) -> None:
-        """Some rows at a time, whose states are loaded and stored once. Where there is arithmetic
-        to do for a byte, the rows after them are asked for meanwhile, for some columns at a time:
-        g++ makes no vectors of a loop that asks. A single state of wide elements is folded as fast
-        as rows arrive by themselves."""
+        """Some rows at a time, whose states are loaded and stored once. The rows after them are
+        asked for meanwhile, for some columns at a time, since g++ makes no vectors of a loop that
+        asks."""
         monoid, types = self.monoid, self.monoid.types(self.type)
         body.open(f"for (; width_ == N && {stop} - i_ >= {_ROWS}; i_ += {_ROWS})")
         body.add("auto x_in_rows = x_in_first + size_t(i_) * D;", "const size_t apart_ = D;")
         body.add(f"const uint some_ = N % {_COLUMNS} == 0 ? {_COLUMNS} : N;")
         body.open("for (uint m_ = 0; m_ < N; m_ += some_)")
-        asks = "" if len(types) > 1 else "sizeof(*x_in) < 4 && "
-        body.open(f"for (uint q_ = 0; {asks}q_ < {_ROWS}; ++q_)")
+        body.open(f"for (uint q_ = 0; q_ < {_ROWS}; ++q_)")
         body.open("for (uint p_ = 0; p_ < some_; p_ += 64 / sizeof(*x_in))")
         body.add(f"ZMLX_PREFETCH_FAR(x_in_rows + (q_ + {_ROWS}) * apart_ + m_ + p_);")
         body.close()

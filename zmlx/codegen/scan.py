@@ -341,9 +341,10 @@ class Scan(Pattern):
         self._before(body, place, lambda n: f"{n}_carry[n_]")
         body.add("uint t_ = first_;", "const size_t apart_ = D;")
         # Some rows at a time, so that what they carry is stored once: stores that hit the cache
-        # wait behind those of the outputs, which miss it.
+        # wait behind those of the outputs, which miss it. Rows that a thread has whole are one
+        # stretch of memory, which it had better walk from one end to the other.
         count = self._together
-        body.open(f"for (; width_ == N && stop_ - t_ >= {count}; t_ += {count})")
+        body.open(f"for (; D > N && width_ == N && stop_ - t_ >= {count}; t_ += {count})")
         body.add(f"const uint i_ = {f'stop_ - {count} - (t_ - first_)' if self.reverse else 't_'};")
         self._column_rows(body)
         body.open("for (uint n_ = 0; n_ < N; ++n_)")

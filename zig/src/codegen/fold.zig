@@ -299,8 +299,7 @@ const Writer = struct {
         try body.add("const size_t apart_ = D;", .{});
         try body.add("const uint some_ = N % {d} == 0 ? {d} : N;", .{ columns_ahead, columns_ahead });
         try body.open("for (uint m_ = 0; m_ < N; m_ += some_)", .{});
-        const asks = if (w.m.states.len > 1) "" else "sizeof(*x_in) < 4 && ";
-        try body.open("for (uint q_ = 0; {s}q_ < {d}; ++q_)", .{ asks, together });
+        try body.open("for (uint q_ = 0; q_ < {d}; ++q_)", .{together});
         try body.open("for (uint p_ = 0; p_ < some_; p_ += 64 / sizeof(*x_in))", .{});
         const ahead = "ZMLX_PREFETCH_FAR(x_in_rows + (q_ + {d}) * apart_ + m_ + p_);";
         try body.add(ahead, .{together});

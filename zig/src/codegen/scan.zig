@@ -389,10 +389,10 @@ const Writer = struct {
         try w.before("size_t(item_ / parts * parts + p_) * D + column_ + n_", "_carry[n_]");
         try body.add("uint t_ = first_;", .{});
         try body.add("const size_t apart_ = D;", .{});
-        // Some rows at a time, so that what they carry is stored once.
+        // Some rows at a time, so that what they carry is stored once, unless a thread has them whole.
         const count: u32 = if (w.p.others.len > 0) 4 else 8;
         try body.open(
-            "for (; width_ == N && stop_ - t_ >= {d}; t_ += {d})",
+            "for (; D > N && width_ == N && stop_ - t_ >= {d}; t_ += {d})",
             .{ count, count },
         );
         if (w.p.reverse) {
