@@ -148,6 +148,12 @@ def test_what_a_fold_asks_for():
     assert "PREFETCH" not in of("sum", "total", merges=True).header
 
 
+@pytest.mark.parametrize("other", ["columns", "merges", "cut"])
+def test_short_rows_are_whole_ones(other):
+    with pytest.raises(ValueError, match=r"^\[codegen\] 'short' must be False with columns, "):
+        Fold("sum", (Output("y", "total", "per_row"),), short=True, **{other: True})
+
+
 @pytest.mark.parametrize(
     "pattern",
     [

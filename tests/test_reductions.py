@@ -262,6 +262,33 @@ def test_reductions_of_one_element_each(shape, axis, dtype):
             same(dx, mx.ones_like(x))
 
 
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+@pytest.mark.parametrize("rows", [64, 65, 1000])
+@pytest.mark.parametrize("name, dtype", in_dtypes(NAMES, (mx.float32, mx.bfloat16, mx.int32)))
+def test_short_rows_are_folded_side_by_side(name, dtype, rows, geometry):
+    """By one thread each, which takes as many as its vectors hold."""
+    states = 2 if name.startswith("arg") else 3 if name in ("var", "std") else 1
+    longest = launch._SHORT_ROW[states > 1]
+    for d in (2, 3, 10, longest):
+        assert launch.rows_are_short(rows, d, states)
+        x = mx.random.normal((rows, d), key=mx.random.key(d)) * 3
+        x = mx.round(x).astype(dtype)  # with equal elements
+        if mx.issubdtype(dtype, mx.floating):
+            x[rows // 2, d // 2] = NAN
+            x[rows // 3, 0] = INF
+        values = np.array(x.astype(mx.float32), dtype=np.float64)
+        with np.errstate(invalid="ignore"):
+            want = getattr(np, name)(values, axis=1)
+        with launch.geometry(geometry):
+            y = getattr(kernels, name)(x, axis=1)
+        if name.startswith("arg"):
+            np.testing.assert_array_equal(np.array(y), want)
+            continue
+        rtol = 8e-3 if dtype == mx.bfloat16 else 1e-5
+        np.testing.assert_allclose(np.array(y.astype(mx.float32)), want, rtol=rtol, atol=1e-6)
+    assert not launch.rows_are_short(rows, longest + 1, states)
+
+
 @pytest.mark.parametrize("axes", [(0, 2), (1, 3), (0, 2, 4), (0, 3, 4), (0, 1, 3)], ids=str)
 @pytest.mark.parametrize("name", ["sum", "mean", "max", "min"])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.int32], ids=str)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -170,7 +171,7 @@ MONOIDS = st.sampled_from([*codegen.MONOIDS, *codegen.MONOIDS, "median"])
 ELEMENTS = st.sampled_from([*RANGES, *RANGES, "half"])
 FLAG = st.booleans()
 FOLD = st.tuples(
-    MONOIDS, outputs(("row",)), ELEMENTS, FLAG, FLAG, FLAG, FLAG, operands(("scalar",))
+    MONOIDS, outputs(("row",)), ELEMENTS, FLAG, FLAG, FLAG, FLAG, FLAG, operands(("scalar",))
 )
 SCAN = st.tuples(
     MONOIDS,
@@ -251,8 +252,8 @@ def test_scans_are_the_same(generator, fields):
 def test_every_state_is_folded_and_scanned_the_same(generator, op, columns):
     names = codegen.MONOIDS[op].names
     out = tuple(Output(f"{n}_y", n) for n in names)
-    for merges, cut in ((False, False), (False, True), (True, False)):
-        fields = (op, out, "float", columns, merges, cut, False, ())
+    for merges, cut, short in product((False, True), repeat=3):
+        fields = (op, out, "float", columns, merges, cut, False, short, ())
         assert_same(generator, unchecked(Fold, fields), lambda f=fields: Fold(*f))
     for reverse, exclusive, cut in ((False, False, True), (True, True, False)):
         fields = (op, out, "int", columns, reverse, exclusive, ("w",), ("x * w",) * len(names), cut)
@@ -405,12 +406,14 @@ def test_geometries_are_the_same(generator, kind, rows, d, capped, least):
     scans=FLAG,
     reverse=FLAG,
     narrow=FLAG,
+    short=FLAG,
     states=st.integers(1, 3),
     shape=st.tuples(st.integers(0, 300), st.integers(0, 2**17), st.integers(0, 300)),
 )
 def test_geometries_of_folds_and_scans_are_the_same(
-    generator, kind, columns, scans, reverse, narrow, states, shape
+    generator, kind, columns, scans, reverse, narrow, short, states, shape
 ):
+    short = short and not columns and not scans
     shape = shape if columns else shape[:2]
     with launch.geometry(kind):
         chosen = launch.settings()
@@ -419,6 +422,8 @@ def test_geometries_of_folds_and_scans_are_the_same(
             g = launch.fold_columns(chosen, shape[0] * parts, shape[2], states=states, scans=scans)
         elif scans:
             g = launch.scan_rows(chosen, shape[0] * parts, chunk, reverse=reverse, narrow=narrow)
+        elif short:
+            g = launch.fold_short_rows(chosen, shape[0] * parts)
         else:
             g = launch.fold_rows(chosen, shape[0] * parts, chunk)
     request = {
@@ -427,6 +432,7 @@ def test_geometries_of_folds_and_scans_are_the_same(
         "scans": scans,
         "reverse": reverse,
         "narrow": narrow,
+        "short": short,
         "states": states,
         "shape": shape,
     }

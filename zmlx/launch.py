@@ -32,6 +32,11 @@ _CPU_COLUMNS = 4096
 _COLUMN_CHUNKS = 64
 _MOST_COLUMNS = 4096
 _FOLD_PARTS = 1 << 16
+#: Rows that a thread folds side by side, from how many rows on, and the longest such row of one
+#: state and of several.
+_SHORT_ROWS = 64
+_LEAST_SHORT_ROWS = 64
+_SHORT_ROW = (16, 64)
 _SCAN_COLUMNS = 1024
 _SCAN_THREADS = 8
 _SCAN_PARTS = 2048
@@ -279,6 +284,20 @@ def fold_rows(chosen: Settings, items: int, d: int) -> Geometry:
         threads = c["TPR"] * c["RPG"]
         return Geometry(tuple(c.items()), (x * threads, y, 1), (threads, 1, 1))
     return rowwise(chosen, items, d, capped=False)
+
+
+def rows_are_short(rows: int, d: int, states: int) -> bool:
+    """Whether a row of d elements had better be folded by one thread, of which there are enough."""
+    return rows >= _LEAST_SHORT_ROWS and d <= _SHORT_ROW[states > 1]
+
+
+def fold_short_rows(chosen: Settings, rows: int) -> Geometry:
+    """G threads per group, each for N of `rows`."""
+    c = pick(chosen, N=min(_SHORT_ROWS, _power_of_two(rows)) if is_cpu(chosen) else 1)
+    threads = -(-rows // c["N"])
+    g = 1 if is_cpu(chosen) else min(_GPU_GROUP, max(threads, 1))
+    x, y = _groups(-(-threads // g))
+    return Geometry((("N", c["N"]), ("G", g)), (x * g, y, 1), (g, 1, 1))
 
 
 def scan_rows(

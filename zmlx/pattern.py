@@ -309,6 +309,8 @@ class PatternKernel:
         if pattern.columns:
             states = len(pattern.monoid.states)
             geometry = launch.fold_columns(settings, items, shape[2], states=states, scans=scans)
+        elif isinstance(pattern, Fold) and pattern.short:
+            geometry = launch.fold_short_rows(settings, items)
         else:
             geometry = (
                 launch.scan_rows(

@@ -60,6 +60,7 @@ const Geometry = union(enum) {
         scans: bool,
         reverse: bool,
         narrow: bool,
+        short: bool,
         states: u32,
         shape: []const i32,
     },
@@ -87,6 +88,7 @@ const Geometry = union(enum) {
                     .narrow = g.narrow,
                     .states = g.states,
                 };
+                if (g.short) return launch.shortRows(g.kind, items);
                 if (!g.columns) return launch.axisRows(g.kind, walk, items, parts.rows);
                 return launch.axisColumns(g.kind, walk, items, @intCast(g.shape[2]));
             },

@@ -180,7 +180,10 @@ pub const Context = struct {
                     .narrow = inputs[p.like].dtype().size() == 2,
                     .states = a.monoid().states.len,
                 };
-                break :g if (a.columns)
+                const short = @hasField(@TypeOf(a), "short") and a.short;
+                break :g if (short)
+                    geometry.shortRows(context.kind, items)
+                else if (a.columns)
                     geometry.axisColumns(context.kind, walk, items, @intCast(shape[2]))
                 else
                     geometry.axisRows(context.kind, walk, items, parts.rows);

@@ -173,6 +173,14 @@ fn scanBlock(shortest: bool, d: u64) u64 {
     return @min(blocks[blocks.len - 1], powerOfTwo(d));
 }
 
+/// G threads per group, each for N short rows.
+pub fn shortRows(kind: Kind, rows: u32) Geometry {
+    const n: u64 = if (kind == .cpu) @min(constants.short_rows, powerOfTwo(rows)) else 1;
+    const threads = ceilDiv(rows, n);
+    const most_threads = if (kind == .cpu) 1 else constants.gpu_group;
+    return inGroups(n, threads, @intCast(@min(most_threads, @max(threads, 1))), 1);
+}
+
 /// G threads per group, each for N of d columns of one of `items` parts; fewer columns where there
 /// are several states a column, or threads for a scan would be too few.
 pub fn axisColumns(kind: Kind, walk: Walk, items: u32, d: u32) Geometry {
@@ -183,7 +191,11 @@ pub fn axisColumns(kind: Kind, walk: Walk, items: u32, d: u32) Geometry {
     }
     const threads = ceilDiv(d, n);
     const most_threads = if (kind == .cpu) 1 else constants.gpu_group;
-    const group: u32 = @intCast(@min(most_threads, @max(threads, 1)));
+    return inGroups(n, threads, @intCast(@min(most_threads, @max(threads, 1))), items);
+}
+
+/// Groups of so many of `threads`, for each of `items`; a thread has n columns or rows.
+fn inGroups(n: u64, threads: u64, group: u32, items: u32) Geometry {
     const groups = items * ceilDiv(threads, group);
     const x = @min(groups, 1 << 20);
     const y = if (x > 0) ceilDiv(groups, x) else 0;

@@ -63,6 +63,7 @@ pub const Launch = struct {
     random_steps: []const [2]u64,
     most_columns: u32,
     fold_parts: u32,
+    short_rows: u32,
     scan_columns: u32,
     scan_threads: u32,
     scan_parts: u32,

@@ -33,8 +33,11 @@ class Fold(Pattern):
     parts) or (batches, parts, D), the parts of a scan if it is `for_scan`. So a long axis is two
     launches, of which the second merges; both fold in an order that no number of threads changes.
 
+    Rows that are `short` are not shared by threads: each folds N whole ones, side by side, as many
+    as a processor's vectors hold. They are never cut.
+
     Launch of rows: TPR·RPG threads per group and RPG parts of rows per group, groups along x then
-    y; of columns: G threads per group, N columns per thread.
+    y; of columns: G threads per group, N columns per thread; of short rows: G threads per group.
     """
 
     op: str
@@ -44,10 +47,13 @@ class Fold(Pattern):
     merges: bool = False
     cut: bool = False
     for_scan: bool = False
+    short: bool = False
     scalars: tuple[Operand, ...] = ()
 
     def __post_init__(self) -> None:
         check(self.op, self.type)
+        if self.short and (self.columns or self.merges or self.cut):
+            raise ValueError("[codegen] 'short' must be False with columns, merges or cut.")
         super().__post_init__()
 
     @property
@@ -79,6 +85,8 @@ class Fold(Pattern):
     @property
     def header(self) -> str:
         """Functions that the body calls."""
+        if self.short:
+            return ""
         steps = "" if self.columns and self.merges else STEP_HEADER
         return steps + ("" if self.merges else PREFETCH_HEADER)
 
@@ -87,6 +95,8 @@ class Fold(Pattern):
         body = Body()
         if self.columns:
             self._columns(body)
+        elif self.short:
+            self._short_rows(body)
         else:
             self._rows(body)
         return body.text()
@@ -191,6 +201,49 @@ class Fold(Pattern):
         body.close()
         body.close()
 
+    # ---- short rows -----------------------------------------------------------------------------
+
+    def _short_rows(self, body: Body) -> None:
+        monoid = self.monoid
+        body.add(
+            "const uint group_ = threadgroup_position_in_grid.x"
+            " + threadgroup_position_in_grid.y * threadgroups_per_grid.x;"
+        )
+        body.add("const uint item_ = (group_ * G + thread_position_in_threadgroup.x) * N;")
+        body.open("if (item_ >= rows)")
+        body.add("return;")
+        body.close()
+        body.add("const uint first_ = 0, width_ = min(uint(N), rows - item_);")
+        # From a pointer and a constant, so that loops over the rows are vectorised.
+        body.add("auto x_in_first = x_in + size_t(item_) * D;", "const size_t apart_ = D;")
+        if monoid.shifted:
+            body.add(f"{self.type} shift_[N];")
+            body.open("for (uint n_ = 0; n_ < width_; ++n_)")
+            body.add(f"shift_[n_] = {self.type}(x_in_first[n_ * apart_ + (apart_ - 1)]);")
+            body.close()
+        self._start(body, "N", "n_")
+        if monoid.step:
+            body.add("uint steps_ = 0;")
+        body.open("for (uint i_ = 0; i_ < D; ++i_)")
+        if monoid.step:
+            body.add(monoid.step)
+        body.add("auto x_in_at = x_in_first + i_;")
+        body.open("if (width_ == N)")
+        for loop in ("n_ < N", "n_ < width_"):
+            body.open(f"for (uint n_ = 0; {loop}; ++n_)")
+            other = self._load(body, "at[n_ * apart_]", "i_")
+            add_merge(body, monoid, self._own("n_"), other, quick=True)
+            body.close()
+            if loop == "n_ < N":
+                body.depth -= 1
+                body.open("} else")
+        body.close()
+        body.close()
+        self._after(body, "n_")
+        for y in self.outputs:
+            body.add(f"auto {y.name}_out_first = {y.name}_out + item_;")
+        self._store_all(body)
+
     # ---- columns --------------------------------------------------------------------------------
 
     def _columns(self, body: Body) -> None:
@@ -222,11 +275,7 @@ class Fold(Pattern):
         # From a pointer, as a loop that reads D again after every store is not vectorised.
         for y in self.outputs:
             body.add(f"auto {y.name}_out_first = {y.name}_out + size_t(item_) * D + column_;")
-        body.open("for (uint n_ = 0; n_ < width_; ++n_)")
-        for name, type_ in self.monoid.types(self.type).items():
-            body.add(f"const {type_} {name} = {name}_part[n_];")
-        self._store(body, "_first[n_]")
-        body.close()
+        self._store_all(body)
 
     def _column_step(self, body: Body, suffix: str) -> None:
         for x in self._elements:
@@ -273,7 +322,12 @@ class Fold(Pattern):
             body.add(f"steps_ += {_ROWS};")
         body.close()
 
-    # ---- both -----------------------------------------------------------------------------------
+    # ---- all ------------------------------------------------------------------------------------
+
+    @property
+    def _is_wide(self) -> bool:
+        """Whether a thread folds N columns or rows side by side."""
+        return self.columns or self.short
 
     @property
     def _elements(self) -> tuple[Operand, ...]:
@@ -288,7 +342,7 @@ class Fold(Pattern):
         if not self.merges:
             value = f"{self.type}(x_in_{place})"
             if self.monoid.shifted:
-                value += " - shift_[n_]" if self.columns else " - shift_"
+                value += " - shift_[n_]" if self._is_wide else " - shift_"
             body.add(f"const {self.type} v_ = {value};")
             return self.monoid.lifted(index)
         for x in self._elements:
@@ -310,7 +364,7 @@ class Fold(Pattern):
 
     def _open_loop(self, body: Body) -> None:
         """The loop over the accumulators."""
-        if self.columns:
+        if self._is_wide:
             body.open("for (uint n_ = 0; n_ < width_; ++n_)")
         else:
             body.open_step()
@@ -351,10 +405,24 @@ class Fold(Pattern):
             add_merge(body, monoid, self._own(index), self._own(index, "_block"))
             body.close()
             body.close()
-        if monoid.after and not self.merges:
-            self._open_loop(body)
-            body.add(*(fill(line, self._own(index), {}) for line in monoid.after))
-            body.close()
+        if not self.merges:
+            self._after(body, index)
+
+    def _after(self, body: Body, index: str) -> None:
+        """What follows the last step, for each accumulator."""
+        if not self.monoid.after:
+            return
+        self._open_loop(body)
+        body.add(*(fill(line, self._own(index), {}) for line in self.monoid.after))
+        body.close()
+
+    def _store_all(self, body: Body) -> None:
+        """Stores the states of all columns or rows of a thread."""
+        body.open("for (uint n_ = 0; n_ < width_; ++n_)")
+        for name, type_ in self.monoid.types(self.type).items():
+            body.add(f"const {type_} {name} = {name}_part[n_];")
+        self._store(body, "_first[n_]")
+        body.close()
 
     def _store(self, body: Body, place: str) -> None:
         """Stores the results at `place`, which follows the name of an output array."""

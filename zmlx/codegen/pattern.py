@@ -23,10 +23,10 @@ RESERVED = frozenset(
     )
 )  # fmt: skip
 SUFFIXES = (
-    "_after", "_before", "_block", "_carry", "_drawn", "_first", "_in", "_in_first", "_in_row",
-    "_in_step", "_kept", "_kept_tail", "_key", "_left", "_most", "_next", "_out", "_out_row",
-    "_out_step", "_own", "_part", "_rest", "_right", "_run", "_scratch", "_sum", "_sum_tail", "_t",
-    "_total",
+    "_after", "_before", "_block", "_carry", "_drawn", "_first", "_in", "_in_at", "_in_first",
+    "_in_row", "_in_rows", "_in_step", "_kept", "_kept_tail", "_key", "_left", "_most", "_next",
+    "_out", "_out_first", "_out_row", "_out_step", "_own", "_part", "_rest", "_right", "_run",
+    "_scratch", "_sum", "_sum_tail", "_t", "_total",
 )  # fmt: skip
 
 #: Names that are read as something else than a value. Compilers own those that begin with two

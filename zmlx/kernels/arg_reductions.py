@@ -18,7 +18,7 @@ from ..registry import Op, Option, register
 from ..targets import cpu
 from .axes import LONGEST, NUMBERS, named_axes, plan
 from .folds import fold
-from .reductions import BENCHMARKS, KEEPDIMS, over_last
+from .reductions import BENCHMARKS, CASES, KEEPDIMS, over_last
 
 
 def _numpy_at(name: str, x: Any, axis: int | None, keepdims: bool, xp: Any) -> Any:
@@ -113,6 +113,7 @@ for _name, _function, _reference, _baseline in (
             outputs=("(*)",),
             baseline=over_last(_baseline),
             torch=f"torch.{_name}(x, axis)",
+            cases=CASES,
             benchmarks=BENCHMARKS,
         )
     )

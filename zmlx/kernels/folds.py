@@ -62,7 +62,9 @@ def fold(
     key = (name, op, results, type_, plan.columns, tuple(n for n, _ in scalars))
     values = [value for _, value in scalars]
     if parts == 1:
-        outputs = _whole(*key, tuple(dtypes))(seen, *values)
+        rows, d = plan.view[0], plan.view[-1]
+        short = not plan.columns and launch.rows_are_short(rows, d, len(MONOIDS[op].states))
+        outputs = _whole(*key, tuple(dtypes), short)(seen, *values)
     else:
         states = parts_of(name, op, type_, plan.columns)(seen)
         states = states if isinstance(states, tuple) else (states,)
@@ -127,6 +129,7 @@ def _whole(
     columns: bool,
     scalars: tuple[str, ...],
     dtypes: tuple[mx.Dtype, ...],
+    short: bool,
 ) -> PatternKernel:
     """A fold in one launch."""
 
@@ -134,7 +137,7 @@ def _whole(
         state = _state_of(op, x.astype(_DTYPES[type_]), _axis(columns))
         return _finished(results, state, dict(zip(scalars, values, strict=True)))
 
-    pattern = Fold(op, _outputs(results), type_, columns, scalars=_scalars(scalars))
+    pattern = Fold(op, _outputs(results), type_, columns, short=short, scalars=_scalars(scalars))
     return PatternKernel(f"{name}/whole", pattern, dtypes, reference=reference)
 
 

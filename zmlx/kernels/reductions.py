@@ -25,7 +25,7 @@ from ..interpret import expression_value
 from ..launch import settings
 from ..metal import scalar
 from ..pattern import PatternKernel
-from ..registry import Case, Op, Option, register
+from ..registry import ROWS, Case, Op, Option, register
 from ..targets import cpu
 from ..transforms import Arrays, custom_function
 from .axes import NUMBERS, Axes, Plan, named_axes, plan
@@ -384,6 +384,7 @@ def over_last(function: Any) -> Any:
 AXIS = Option("axis", -1, (0, (0, 1), None), passed="text")
 KEEPDIMS = Option("keepdims", False, (True,), passed="text")
 #: Rows, columns, and the two launches of a long axis.
+CASES = (*ROWS, Case((130,), {"D": 10}, "many short rows, which no threads share"))
 BENCHMARKS = (
     Case((4096,), {"D": 4096}),
     Case((4096,), {"D": 4096}, options={"axis": 0}),
@@ -430,6 +431,7 @@ for _name, (_function, _reference, _what, _formula, _baseline, _reads) in _FUNCT
             statistics=len(_reads),
             view_gradient=not _reads,
             torch=_torch.get(_name, f"torch.{_name}(x, axis)"),
+            cases=CASES,
             benchmarks=BENCHMARKS,
         )
     )

@@ -20,6 +20,7 @@ pub const Fold = struct {
     merges: bool = false,
     cut: bool = false,
     for_scan: bool = false,
+    short: bool = false,
     scalars: []const parts.Operand = &.{},
 
     pub fn operands(p: Fold, arena: Allocator) Error![]const parts.Operand {
@@ -40,7 +41,9 @@ pub const Fold = struct {
 
     /// What must hold before the operands can be known.
     pub fn earlyProblem(p: Fold, arena: Allocator) Error!?[]const u8 {
-        return monoids.problem(arena, p.op, p.type);
+        if (try monoids.problem(arena, p.op, p.type)) |message| return message;
+        if (!p.short or !(p.columns or p.merges or p.cut)) return null;
+        return "[codegen] 'short' must be False with columns, merges or cut.";
     }
 
     pub fn problem(_: Fold, _: Allocator) Error!?[]const u8 {
@@ -52,6 +55,7 @@ pub const Fold = struct {
     }
 
     pub fn header(p: Fold, _: Allocator) Error![]const u8 {
+        if (p.short) return "";
         if (!p.merges) return tables.step_header ++ tables.prefetch_header;
         return if (p.columns) "" else tables.step_header;
     }
@@ -67,7 +71,12 @@ pub const Fold = struct {
             .body = .init(arena),
             .elements = try p.elements(arena),
         };
-        if (p.columns) try writer.columns() else try writer.rows();
+        if (p.columns)
+            try writer.columns()
+        else if (p.short)
+            try writer.shortRows()
+        else
+            try writer.rows();
         return writer.body.text();
     }
 };
@@ -235,6 +244,54 @@ const Writer = struct {
         try body.close();
     }
 
+    // ---- short rows -----------------------------------------------------------------------------
+
+    fn shortRows(w: *Writer) Error!void {
+        const body = &w.body;
+        try body.add("const uint group_ = threadgroup_position_in_grid.x" ++
+            " + threadgroup_position_in_grid.y * threadgroups_per_grid.x;", .{});
+        try body.add(
+            "const uint item_ = (group_ * G + thread_position_in_threadgroup.x) * N;",
+            .{},
+        );
+        try body.open("if (item_ >= rows)", .{});
+        try body.add("return;", .{});
+        try body.close();
+        try body.add("const uint first_ = 0, width_ = min(uint(N), rows - item_);", .{});
+        // From a pointer and a constant, so that loops over the rows are vectorised.
+        try body.add("auto x_in_first = x_in + size_t(item_) * D;", .{});
+        try body.add("const size_t apart_ = D;", .{});
+        if (w.m.shifted) {
+            try body.add("{s} shift_[N];", .{w.p.type});
+            try body.open("for (uint n_ = 0; n_ < width_; ++n_)", .{});
+            try body.add(
+                "shift_[n_] = {s}(x_in_first[n_ * apart_ + (apart_ - 1)]);",
+                .{w.p.type},
+            );
+            try body.close();
+        }
+        try w.start("N", "n_", "_part");
+        if (w.m.step.len > 0) try body.add("uint steps_ = 0;", .{});
+        try body.open("for (uint i_ = 0; i_ < D; ++i_)", .{});
+        if (w.m.step.len > 0) try body.add("{s}", .{w.m.step});
+        try body.add("auto x_in_at = x_in_first + i_;", .{});
+        try body.open("if (width_ == N)", .{});
+        for ([_][]const u8{ "n_ < N", "n_ < width_" }, 0..) |loop, i| {
+            if (i > 0) try body.closeElse();
+            try body.open("for (uint n_ = 0; {s}; ++n_)", .{loop});
+            const other = try w.load("at[n_ * apart_]", "i_");
+            try w.merge(try w.own("n_", "_part"), other, true);
+            try body.close();
+        }
+        try body.close();
+        try body.close();
+        try w.finish("n_");
+        for (w.p.outputs) |y| {
+            try body.add("auto {s}_out_first = {s}_out + item_;", .{ y.name, y.name });
+        }
+        try w.storeAll();
+    }
+
     // ---- columns --------------------------------------------------------------------------------
 
     fn columns(w: *Writer) Error!void {
@@ -266,12 +323,7 @@ const Writer = struct {
                 .{ y.name, y.name },
             );
         }
-        try body.open("for (uint n_ = 0; n_ < width_; ++n_)", .{});
-        for (w.m.states, 0..) |s, i| {
-            try body.add("const {s} {s} = {s}_part[n_];", .{ w.typeOf(i), s.name, s.name });
-        }
-        try w.store("_first[n_]");
-        try body.close();
+        try w.storeAll();
     }
 
     fn columnStep(w: *Writer, suffix: []const u8) Error!void {
@@ -324,7 +376,23 @@ const Writer = struct {
         try body.close();
     }
 
-    // ---- both -----------------------------------------------------------------------------------
+    // ---- all ------------------------------------------------------------------------------------
+
+    /// Whether a thread folds N columns or rows side by side.
+    fn isWide(w: *Writer) bool {
+        return w.p.columns or w.p.short;
+    }
+
+    /// Stores the states of all of them.
+    fn storeAll(w: *Writer) Error!void {
+        const body = &w.body;
+        try body.open("for (uint n_ = 0; n_ < width_; ++n_)", .{});
+        for (w.m.states, 0..) |s, i| {
+            try body.add("const {s} {s} = {s}_part[n_];", .{ w.typeOf(i), s.name, s.name });
+        }
+        try w.store("_first[n_]");
+        try body.close();
+    }
 
     /// Declares the element at `place`, and gives its state.
     fn load(w: *Writer, place: []const u8, index: []const u8) Error!monoids.Spelled {
@@ -338,7 +406,7 @@ const Writer = struct {
             }
             return w.spell("", "_next");
         }
-        const shift = if (!w.m.shifted) "" else if (w.p.columns) " - shift_[n_]" else " - shift_";
+        const shift = if (!w.m.shifted) "" else if (w.isWide()) " - shift_[n_]" else " - shift_";
         try body.add("const {s} v_ = {s}(x_in_{s}){s};", .{ w.p.type, w.p.type, place, shift });
         const result = try body.arena.alloc([]const u8, w.m.lift.len);
         for (result, w.m.lift) |*to, lift| {
@@ -349,7 +417,7 @@ const Writer = struct {
 
     /// The loop over the accumulators.
     fn openLoop(w: *Writer) Error!void {
-        if (!w.p.columns) return w.body.openStep();
+        if (!w.isWide()) return w.body.openStep();
         try w.body.open("for (uint n_ = 0; n_ < width_; ++n_)", .{});
     }
 
@@ -416,14 +484,18 @@ const Writer = struct {
             try body.close();
             try body.close();
         }
-        if (w.m.after.len > 0 and !w.p.merges) {
-            try w.openLoop();
-            const state = try w.own(index, "_part");
-            for (w.m.after) |line| {
-                try body.add("{s}", .{try monoids.fill(body, w.m, line, state, &.{})});
-            }
-            try body.close();
+        if (!w.p.merges) try w.finish(index);
+    }
+
+    /// What follows the last step, for each accumulator.
+    fn finish(w: *Writer, index: []const u8) Error!void {
+        if (w.m.after.len == 0) return;
+        try w.openLoop();
+        const state = try w.own(index, "_part");
+        for (w.m.after) |line| {
+            try w.body.add("{s}", .{try monoids.fill(&w.body, w.m, line, state, &.{})});
         }
+        try w.body.close();
     }
 
     /// Stores the results at `place`, which follows the name of an output array.
