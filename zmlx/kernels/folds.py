@@ -1,7 +1,8 @@
 """The kernels behind the reductions: a fold in one launch, or in two for a few long rows.
 
 Axes that are no neighbours are folded one run of neighbours after the other: to states, which are
-then merged. A transposition of what is folded would take longer than the folds.
+then merged. A transposition of what is folded would take longer than the folds. Many short rows are
+folded side by side, a row by one thread: nothing is left over of a step then, or to be merged.
 
 Bytes: x is read once, whatever the axis. A cut fold also writes and reads its partial states, at
 most 256 a row. Results do not depend on the number of threads: parts follow from the shape, and
