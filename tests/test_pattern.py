@@ -5,7 +5,8 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from zmlx.codegen import Fold, Operand, Output, Pass, Reduce, Rowwise, Scan
+import zmlx
+from zmlx.codegen import Fold, Operand, Output, Pass, Reduce, Rowwise, Scan, elementwise_unary
 from zmlx.pattern import PatternKernel
 
 
@@ -17,6 +18,16 @@ def test_an_output_of_a_0d_array_is_0d(kind):
     y = PatternKernel("largest", largest, (mx.float32,))(mx.array(3.0))
     assert y.shape == ()
     assert y.item() == 3
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+def test_a_step_may_use_vectors(dtype):
+    """Of both, the CPU target's prelude has a section."""
+    pattern = elementwise_unary("dot(float2(x, 2.0f), float2(1.0f, 0.5f))")
+    y = PatternKernel("dot", pattern, (("x",),))(mx.arange(40).astype(dtype))
+    assert y.tolist() == list(range(1, 41))
+    named = zmlx.expression("half2 * float4", inputs=("half2", "float4"))
+    assert named(mx.arange(5).astype(dtype), mx.array(2.0, dtype)).tolist() == [0, 2, 4, 6, 8]
 
 
 @pytest.mark.parametrize("kind", ["row", "per_row"])

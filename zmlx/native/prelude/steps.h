@@ -134,16 +134,16 @@ struct zk_write_narrow {
 };
 
 template <class T, uint N>
-concept zk_converts =
+concept zk_converts_step =
     N % 8 == 0 && (__is_same(T, half) || (__is_same(T, bfloat) && 2 * N < zk_register_bytes));
 
 template <uint N, class T>
-  requires zk_converts<T, N>
+  requires zk_converts_step<T, N>
 METAL_FUNC zk_read_narrow<T, N> zk_read_step(const T* pointer) {
   return zk_read_narrow<T, N>(pointer);
 }
 template <uint N, class T>
-  requires zk_converts<T, N>
+  requires zk_converts_step<T, N>
 METAL_FUNC zk_write_narrow<T, N> zk_write_step(T* pointer, bool live) {
   return zk_write_narrow<T, N>(pointer, live);
 }
