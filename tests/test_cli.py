@@ -307,7 +307,7 @@ def test_a_wrong_environment_is_said_without_a_traceback():
     assert "Traceback" not in done.stderr
     done = subcommand("doctor", ZMLX_NUM_THREADS="many")
     assert done.returncode == 1
-    assert "ZMLX_NUM_THREADS must be a positive integer but got 'many'" in done.stdout
+    assert "ZMLX_NUM_THREADS must be from 1 to 256 but got 'many'" in done.stdout
 
 
 def test_the_doctor_calls_a_target_that_does_not_run_a_problem():

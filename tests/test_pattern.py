@@ -6,6 +6,7 @@ import mlx.core as mx
 import pytest
 
 import zmlx
+from zmlx import launch
 from zmlx.codegen import Fold, Operand, Output, Pass, Reduce, Rowwise, Scan, elementwise_unary
 from zmlx.pattern import PatternKernel
 
@@ -60,3 +61,11 @@ def test_rows_that_have_not_equal_parts_are_refused(shape):
     kernel = PatternKernel("first", first, (mx.float32,))
     with pytest.raises(ValueError, match=r"^\[first\] 'x' must have a last axis divisible by 2"):
         kernel(mx.zeros(shape))
+
+
+def test_a_kernel_remembers_some_launches(monkeypatch):
+    monkeypatch.setattr(launch, "SHAPES_KEPT", 3)
+    kernel = PatternKernel("double", elementwise_unary("x + x"), (("x",),))
+    for n in (1, 2, 3, 4, 5, 2):
+        assert kernel(mx.ones((n,))).tolist() == [2.0] * n
+        assert all(len(kept) <= 3 for kept in kernel._launches.values())

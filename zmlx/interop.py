@@ -143,6 +143,8 @@ class InstalledKernel:
             signature = (target, signature)
         prepared = plans.get(signature)
         if prepared is None:
+            if len(plans) >= launch.SHAPES_KEPT:
+                plans.clear()
             check_grid(self.name, grid, shapes, init_value)
             prepared = plans[signature] = metal.prepare(
                 self._spec, target, arrays, template, grid, threadgroup, shapes, dtypes, init_value

@@ -22,6 +22,9 @@ import mlx.core as mx
 
 TARGETS = ("metal", "cuda", "cpu", "reference")
 
+#: Launches that a kernel remembers, by shapes and dtypes, before it starts anew: some 2 kB each.
+SHAPES_KEPT = 4096
+
 #: Rows longer than this do not stay in registers (GPU) or on the stack (CPU).
 LONGEST_KEPT_ROW = 32768
 

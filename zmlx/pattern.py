@@ -148,6 +148,8 @@ class PatternKernel:
         key = cpu.signature(inputs)
         prepared = launches.get(key)
         if prepared is None:
+            if len(launches) >= launch.SHAPES_KEPT:
+                launches.clear()
             prepared = launches[key] = self._prepare(settings, inputs)
         return metal.call(self.name, settings.target, prepared, inputs, self.evaluate, self.vjp)
 

@@ -206,12 +206,11 @@ int default_threads() {
   if (const char* chosen = std::getenv("ZMLX_NUM_THREADS"); chosen && *chosen) {
     char* end;
     long count = std::strtol(chosen, &end, 10);
-    if (*end || count < 1) {
-      throw std::invalid_argument(
-          std::string("[zmlx] ZMLX_NUM_THREADS must be a positive integer but got '") + chosen +
-          "'.");
+    if (*end || count < 1 || count > most_threads) {
+      throw std::invalid_argument("[zmlx] ZMLX_NUM_THREADS must be from 1 to " +
+                                  std::to_string(most_threads) + " but got '" + chosen + "'.");
     }
-    return int(std::min<long>(count, most_threads));
+    return int(count);
   }
   int count = 0;
 #if defined(__linux__)
