@@ -29,6 +29,10 @@ Where one operand of `max` or `min` is NaN, the CPU gives the other one if the c
 one to be a number, as in `max(x, 0.0f)`, and either one otherwise; `fmax`, `fmin` and `clamp` of a
 NaN give the other one, or the lower bound, everywhere. `sin`, `cos` and `tan` of a number beyond
 2^50 are NaN on the CPU.
+
+Metal takes the distance of a shift modulo the number of bits; C++ and CUDA do not, and give 0 or
+any other number where it is that many or more: write `x << (n & 31)`. Products and sums may be
+contracted to one rounding, as on a GPU: `x * x - y * y` is then not 0 for equal x and y.
 """
 _COLUMNS = "| CPU | CUDA, compiled | CUDA, executed | Metal, read | Metal, executed |"
 _STATES = "| ✓ | ✓ | ✓ | ✓ | never |"

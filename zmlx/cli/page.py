@@ -15,7 +15,7 @@ simdgroups of 32. ∂ marks arguments with a gradient kernel.
 | target | state |
 |---|---|
 | CPU | executed and verified, in every test run |
-| CUDA | compiled for sm_80 and sm_90 in every test run; executed by hand on an H100 and an H200 |
+| CUDA | compiled for sm_80 and sm_90a in every test run; executed by hand on an H100 and an H200 |
 | Metal | read by the strict front end in every test run; never executed on Metal |
 
 A *statistic* is one float32 per row that the forward keeps for the backward.
