@@ -26,8 +26,8 @@ def main():
 
     world = mx.distributed.init()
     rank, size = world.rank(), world.size()
-    if arguments.batch % size:
-        raise SystemExit(f"[data_parallel] '--batch' must be divisible by {size} processes.")
+    if arguments.batch < 1 or arguments.batch % size:
+        parser.error(f"'--batch' must be a multiple of {size} processes but got {arguments.batch}.")
     mx.random.seed(0)
     model = llama.Model(
         llama.ModelArgs(

@@ -99,6 +99,8 @@ def main():
     mx.set_cache_limit(2 << 30)
     mx.random.seed(0)
     text = options.text.read_bytes() if options.text else "\n".join(topics.values()).encode()
+    if len(text) <= CONTEXT:
+        parser.error(f"'--text' must hold more than {CONTEXT} bytes but got {len(text)}.")
     data, rng = np.frombuffer(text, np.uint8).astype(np.int32), np.random.default_rng(0)
 
     model = Decoder()
