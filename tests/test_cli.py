@@ -252,8 +252,15 @@ def test_language_fails_with_the_row_that_is_wrong(monkeypatch, capsys):
 
 
 def test_language_of_an_unknown_section_is_wrong_usage(capsys):
-    assert main(["language", "nonsense"]) == 2
-    assert "Thread attributes" in capsys.readouterr().err
+    for sections in (["nonsense"], ["literals", "nonsense"]):
+        assert main(["language", *sections]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert "Thread attributes" in err
+        assert err.endswith("but got nonsense.\n")
+    for option in ("--json", "literals"):
+        assert main(["language", "--page", option]) == 2
+        assert f"'--page' must stand alone but got {option}." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", COMMANDS)

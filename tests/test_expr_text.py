@@ -9,6 +9,7 @@ import mlx.core as mx
 import pytest
 from expr_oracle import CALLS, mlx_value, value
 
+import zmlx
 from zmlx import msl
 from zmlx.expr import (
     Block,
@@ -29,6 +30,7 @@ from zmlx.expr import (
         ("2", "2.0f"),
         ("1e-5 + .5 + 2. + 0x1p-3 + 1.5f", "1e-5f + .5f + 2.f + 0x1p-3f + 1.5f"),
         ("0x10", "16.0f"),
+        ("0e999999999 + 0x.8p0 + 0x1p-149", "0.0f + 0x.8p0f + 0x1p-149f"),
         ("((x)) + (y * x)", "x + y * x"),
         ("(x + y) * x", "(x + y) * x"),
         ("x - (y - x)", "x - (y - x)"),
@@ -100,6 +102,14 @@ def test_every_function_reads_back_from_its_metal_text(f):
         ("1.5h", "'1.5h' is no float literal at column 1."),
         ("1.2.3", "'1.2.3' is no float literal at column 1."),
         ("x * 1e40", "'1e40' is outside the range of float at column 5."),
+        ("x * 1e999999999", "'1e999999999' is outside the range of float at column 5."),
+        ("x * 1e-999999999", "'1e-999999999' is outside the range of float at column 5."),
+        ("x * 0x1p99999", "'0x1p99999' is outside the range of float at column 5."),
+        ("x * 0x1p-1080", "'0x1p-1080' is outside the range of float at column 5."),
+        pytest.param(
+            "x * 0." + "1" * 5000, "a number of more than 1000 characters at column 5.", id="long"
+        ),
+        ("x * 0x1.2.3p1", "'0x1.2.3p1' is no float literal at column 5."),
         ("1e-60", "'1e-60' is outside the range of float at column 1."),
         ("fast::exp(x)", "unknown name 'fast' at column 1"),
         ("float(x)", "expected a value but found 'float' at column 1."),
@@ -118,6 +128,9 @@ def test_a_name_cannot_be_a_function_or_a_word_of_metal():
         parse("x", ["x", "exp"])
     with pytest.raises(ValueError, match="'float' must be a name but is a word of the language"):
         parse("x", ["float"])
+    for word in ("wchar_t", "char16_t", "char32_t"):
+        with pytest.raises(ValueError, match=f"'{word}' must be a name but is a word"):
+            zmlx.expression(f"{word} + 1", inputs=(word,))
     with pytest.raises(ValueError, match="'exp' is a function at column 1"):
         parse("exp")
 

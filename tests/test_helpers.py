@@ -122,6 +122,35 @@ def test_a_bad_expression_shows_the_users_line(text, message):
         zmlx.expression(text)
 
 
+@pytest.mark.parametrize("inputs, message", [
+    ((), "'inputs' must have at least one name but got"),
+    (5, "'inputs' must be a sequence of names but got 5"),
+    ({"x"}, "'inputs' must be a sequence of names but got {'x'}"),
+    ({"x": "y"}, "'inputs' must be a sequence of names but got {'x': 'y'}"),
+])  # fmt: skip
+def test_bad_inputs_of_an_expression(inputs, message):
+    for make in (zmlx.expression, zmlx.elementwise.map):
+        with pytest.raises((TypeError, ValueError), match=message):
+            make("x", inputs=inputs)
+
+
+@pytest.mark.parametrize(
+    "text, points",
+    [
+        ("hypot(x, 0.75 * x)", [2e38, 1e20, 3.0, 1e-20]),
+        ("gelu_tanh(x)", [-3e38, -2e19, 1.5, 2e19, 3e38]),
+    ],
+)
+def test_derivatives_of_the_reference_do_not_overflow(text, points):
+    f, x = zmlx.expression(text), mx.array(points)
+    want = mx.grad(lambda x: f(x).sum())(x)
+    assert mx.isfinite(want).all()
+    close(mx.jvp(f, [x], [mx.ones_like(x)])[1][0], want)
+    with zmlx.target("reference"):
+        close(mx.grad(lambda x: f(x).sum())(x), want)
+    assert zmlx.expression("hypot(x, y)")(mx.array([0.0]), mx.array([0.0])).item() == 0
+
+
 def test_bad_arguments_of_an_expression():
     f = zmlx.elementwise.binary("x * y", name="times")
     with pytest.raises(

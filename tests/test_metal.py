@@ -155,6 +155,8 @@ def test_newer_keywords_of_cpp_are_names() -> None:
     ({"name": 3}, "'name' must be an identifier but got 3"),
     ({"input_names": "xs"}, "'input_names' must be a sequence of names but got 'xs'"),
     ({"input_names": ["x", "x"]}, "'input_names' must not repeat a name"),
+    ({"input_names": {"x"}}, "'input_names' must be a sequence of names but got {'x'}"),
+    ({"input_names": ["wchar_t"]}, "'input_names' must not be words of Metal but got 'wchar_t'"),
     ({"input_names": ["constant"]}, "'input_names' must not be words of Metal but got 'constant'"),
     ({"output_names": ["half"]}, "'output_names' must not be words of Metal but got 'half'"),
     ({"atomic_outputs": "no"}, "'atomic_outputs' must be True or False but got str"),
@@ -188,6 +190,12 @@ def test_a_bad_specification(change, message):
     ({"init_value": "1"}, "'init_value' must be a number"),
     ({"init_value": 1.5, "output_dtypes": [mx.int32]}, "'init_value' must be of dtype int32"),
     ({"init_value": 300, "output_dtypes": [mx.uint8]}, "'init_value' must be of dtype uint8"),
+    ({"init_value": 2**31 - 1, "output_dtypes": [mx.int32]},
+     "'init_value' must be a number that a float32 holds exactly but got 2147483647"),
+    ({"init_value": 2**24 + 1, "output_dtypes": [mx.uint32]}, "'init_value' must be a number that"),
+    ({"init_value": 2**63 - 1, "output_dtypes": [mx.int64]}, "'init_value' must be a number that"),
+    ({"output_shapes": []}, "'output_shapes' must have 1 entries but got 0"),
+    ({"output_dtypes": ()}, "'output_dtypes' must have 1 entries but got 0"),
 ])  # fmt: skip
 def test_a_bad_launch(arguments, message):
     with pytest.raises((ValueError, TypeError), match=re.escape("[double] " + message)):
@@ -384,11 +392,51 @@ def test_a_reference_serves_every_transform_and_the_reference_target(wrap):
     (lambda x: x.sum(), r"must return float32 \(3,\) for 'y' but got float32 \(\)"),
     (lambda x: x.astype(mx.float16), r"must return float32 \(3,\) for 'y' but got float16 \(3,\)"),
     (lambda x: (x, x), "must return 1 outputs but got 2"),
+    (lambda x: {"y": x}, "must return an mx.array for each output but got dict"),
+    (lambda x: (np.ones(3, np.float32),), "must return an mx.array .* but got ndarray"),
+    (lambda x: None, "must return an mx.array for each output but got NoneType"),
+    (lambda x: 2.0, "must return an mx.array for each output but got float"),
 ])  # fmt: skip
 def test_a_reference_that_is_another_function_is_refused(reference, message):
     kernel = metal.kernel(**SQUARE, reference=reference)
-    with pytest.raises((ValueError, RuntimeError), match=r"\[square\] the reference " + message):
+    errors = (ValueError, TypeError, RuntimeError)
+    with pytest.raises(errors, match=r"\[square\] the reference " + message):
         mx.eval(mx.vmap(kernel)(mx.ones((2, 3))))
+
+
+def test_a_reference_may_change_its_inputs_in_place():
+    """Not the caller's arrays, nor numbers that are kept for every call."""
+
+    def reference(x, s):
+        s *= 2
+        x[0] = 9
+        return x * s
+
+    spec = {
+        **SQUARE, "input_names": ["x", "s"],
+        "source": "uint i = thread_position_in_grid.x; y[i] = (i ? x[i] : 9) * s * 2;",
+    }  # fmt: skip
+    kernel = metal.kernel(**spec, reference=reference)
+    same = metal.kernel(**DOUBLE, reference=lambda x: x)
+    x = mx.array([1.0, 2.0])
+    with zmlx.target("reference"):
+        assert kernel(x, 0.7421875).tolist() == [13.359375, 2.96875]
+        a, b = same(7.421875), same(x)
+        a += 1
+        b[0] = 5
+        slope = mx.grad(lambda x: kernel(x, 0.7421875).sum())(x)
+        assert slope.tolist() == [0, 1.484375]
+    assert mx.vmap(kernel, in_axes=(0, None))(x[None], mx.array(3.0)).tolist() == [[54, 12]]
+    assert mx.compile(lambda x: kernel(x, 0.7421875), shapeless=True)(x)[1].item() == 2.96875
+    assert x.tolist() == [1, 2]
+    assert [metal.scalar(v).item() for v in (0.7421875, 7.421875)] == [0.7421875, 7.421875]
+
+
+def test_a_rule_that_returns_arrays_of_numpy_is_refused():
+    kernel = metal.kernel(**SQUARE, vjp=lambda p, c, o, w: (np.ones(4, np.float32),))
+    message = "must return an mx.array or None for input 0 but got ndarray"
+    with pytest.raises((TypeError, RuntimeError), match=message):
+        mx.grad(lambda x: kernel(x).sum())(mx.ones((4,)))
 
 
 def test_a_rule_that_returns_no_gradients_is_refused():

@@ -108,6 +108,15 @@ def test_kept_values_change_nothing():
     close(plain(X), kept(X), 1e-7)
 
 
+def test_only_what_differs_along_a_row_is_kept():
+    make, lets = zmlx.rowwise.map_reduce, "t = a * 2; u = x * t"
+    make({"a": ("sum", "x")}, "u * t", lets=lets, keep=("u",))
+    with pytest.raises(ValueError, match="'keep' must name elements but got 't', which is one"):
+        make({"a": ("sum", "x")}, "u * t", lets=lets, keep=("t",))
+    with pytest.raises(TypeError, match=r"'inputs' must be a sequence of names but got \{'x'\}"):
+        make({}, "x", inputs={"x"})
+
+
 @pytest.mark.parametrize("make, call, message", [
     (lambda: zmlx.rowwise.reduce("sum", "x * y", inputs=("x", "y")), (X, X[:, :9]),
      r"\[reduce\] 'y' must have shape \(3, 70\) but got \(3, 9\)"),

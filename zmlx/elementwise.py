@@ -14,6 +14,7 @@ from . import expr
 from .arguments import check_text
 from .autograd import ExpressionFunction, binary_from_expr, nary_from_expr
 from .broadcasting import unused_name
+from .requests import names_in_order
 
 __all__ = ["binary", "expression", "map", "unary"]
 
@@ -29,6 +30,7 @@ def binary(
 ) -> ExpressionFunction:
     """A function of two arrays that broadcast, from an expression in `inputs`."""
     check_text(name, "text", text)
+    names_in_order(name, "inputs", inputs)
     return binary_from_expr(text, inputs=inputs, name=name)
 
 
@@ -47,7 +49,8 @@ def map(
         lets: shared parts, as `t = x * x; u = exp(t)`.
         name: prefix of the kernel's name.
     """
-    return nary_from_expr(outputs, inputs, lets=lets, name=name)
+    names = names_in_order(name, "inputs", inputs)
+    return nary_from_expr(outputs, names, lets=lets, name=name)
 
 
 def expression(
@@ -61,7 +64,8 @@ def expression(
         name: prefix of the kernel's name.
     """
     check_text(name, "text", text)
-    names = inputs if inputs is not None else expr.parse(text).names()
-    if not names:
+    if inputs is not None:
+        names = names_in_order(name, "inputs", inputs)
+    elif not (names := expr.parse(text).names()):
         raise ValueError(f"[{name}] 'text' must name at least one input but got {text!r}.")
     return nary_from_expr({unused_name("out", names): text}, names, name=name)

@@ -25,7 +25,16 @@ import mlx.core as mx
 from . import launch
 from .arguments import IDENTIFIER, check_flag, check_names, dtype_name, python_number
 from .expr.parse import METAL_WORDS
-from .requests import Template, Triple, check_launch, key_of, shapes_of, template_of, triple
+from .requests import (
+    Template,
+    Triple,
+    check_launch,
+    key_of,
+    names_in_order,
+    shapes_of,
+    template_of,
+    triple,
+)
 from .targets import cpu, cuda, metal
 from .transforms import Record, Reference, Rule, custom_function, is_strict
 
@@ -186,7 +195,8 @@ class MetalKernel:
             threadgroup: threads per group. Default: 256 threads along x (less for small grids).
             output_shapes: default: the shape of the first input for every output.
             output_dtypes: default: the dtype of the first input for every output.
-            init_value: what every output is filled with before the launch.
+            init_value: what every output is filled with before the launch, as a float32: one of
+                integers only takes an integer that a float32 holds exactly.
             verbose: print the complete Metal text.
         """
         spec = self.spec
@@ -208,8 +218,10 @@ class MetalKernel:
                     f"[{spec.name}] 'output_shapes' and 'output_dtypes' must be given for a kernel "
                     "without inputs but got None."
                 )
-            output_shapes = output_shapes or [arrays[0].shape] * len(spec.output_names)
-            output_dtypes = output_dtypes or [arrays[0].dtype] * len(spec.output_names)
+            if output_shapes is None:
+                output_shapes = [arrays[0].shape] * len(spec.output_names)
+            if output_dtypes is None:
+                output_dtypes = [arrays[0].dtype] * len(spec.output_names)
         for argument, values in (
             ("output_shapes", output_shapes),
             ("output_dtypes", output_dtypes),
@@ -284,8 +296,15 @@ def _outputs(
 ) -> tuple[mx.array, ...]:
     """What `reference` gives on `arrays`, or an error where the kernel's outputs are others; the
     shapes are None where they are not known yet."""
-    given = reference(*arrays)
-    outputs = (given,) if isinstance(given, mx.array) else tuple(given)
+    # Copies: what it changes in place may be the caller's, or a number that is kept for all calls.
+    given = reference(*map(mx.array, arrays))
+    outputs = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    for y in outputs:
+        if not isinstance(y, mx.array):
+            raise TypeError(
+                f"[{spec.name}] the reference must return an mx.array for each output but got "
+                f"{type(y).__name__}."
+            )
     if len(outputs) != len(dtypes):
         raise ValueError(
             f"[{spec.name}] the reference must return {len(dtypes)} outputs but got {len(outputs)}."
@@ -404,8 +423,8 @@ def kernel(
             )
     spec = KernelSpec(
         name,
-        check_names("kernel", "input_names", input_names),
-        check_names("kernel", "output_names", output_names),
+        names_in_order("kernel", "input_names", input_names),
+        names_in_order("kernel", "output_names", output_names),
         source,
         header,
         check_flag("kernel", "ensure_row_contiguous", ensure_row_contiguous),

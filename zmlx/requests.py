@@ -3,14 +3,15 @@ shapes, dtypes and the value before the launch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from math import copysign, prod
 from operator import index
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from .arguments import check_names, dtype_name, python_number
+from .arguments import check_names, dtype_name, float32, python_number
 from .expr.parse import METAL_WORDS
 
 if TYPE_CHECKING:
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
 
 Triple = tuple[int, int, int]
 Template = tuple[tuple[str, Any], ...]
+
+
+def names_in_order(op: str, argument: str, names: Any) -> tuple[str, ...]:
+    """`names` as `check_names` takes them, unless they are a set, which has no order, or a dict,
+    whose values would be lost."""
+    if isinstance(names, (AbstractSet, Mapping)):
+        raise TypeError(f"[{op}] '{argument}' must be a sequence of names but got {names!a}.")
+    return check_names(op, argument, names)
 
 
 def template_of(op: str, template: Any) -> Template:
@@ -135,4 +144,10 @@ def _check_init_value(op: str, value: Any, dtypes: tuple[mx.Dtype, ...]) -> None
         if number != number or number % 1 or not limits.min <= number <= limits.max:
             raise ValueError(
                 f"[{op}] 'init_value' must be of dtype {dtype_name(dtype)} but got {value!r}."
+            )
+        # It is a float in Metal, and here.
+        if float32(number) != number:
+            raise ValueError(
+                f"[{op}] 'init_value' must be a number that a float32 holds exactly but got "
+                f"{value!r}."
             )

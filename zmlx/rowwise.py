@@ -32,6 +32,7 @@ from .arguments import (
 from .autograd import named_outputs
 from .codegen import Let, Operand, Output, Pass, Reduce, Rowwise, free_names
 from .pattern import Number, PatternKernel
+from .requests import names_in_order
 
 _SHAPES = {"row": "(*, D)", "column": "(D,)", "per_row": "(*)", "scalar": "()"}
 KINDS = tuple(_SHAPES)
@@ -94,8 +95,11 @@ def map_reduce(
         name: prefix of the kernel's name.
     """
     check_identifier("rowwise", "name", name)
-    names = check_names(name, "inputs", inputs)
-    kinds = dict(inputs) if isinstance(inputs, Mapping) else dict.fromkeys(names, "row")
+    if isinstance(inputs, Mapping):
+        check_names(name, "inputs", inputs)
+        kinds = dict(inputs)
+    else:
+        kinds = dict.fromkeys(names_in_order(name, "inputs", inputs), "row")
     for n, kind in kinds.items():
         if kind not in KINDS:
             raise ValueError(
@@ -113,7 +117,8 @@ def map_reduce(
     reduced = {n: typed(expr.parse(text, known)) for n, (_, text) in reductions.items()}
     results = {n: typed(expr.parse(text, known)) for n, text in named.items()}
     _check_order(name, reduced, block)
-    for n in check_names(name, "keep", keep):
+    keep = check_names(name, "keep", keep)
+    for n in keep:
         if n not in block and kinds.get(n) not in ("row", "column"):
             raise ValueError(f"[{name}] 'keep' must name elements but got {n!r}.")
 
@@ -137,6 +142,11 @@ def map_reduce(
     for n, e in block.items():
         if of_element & set(e.names()):
             of_element.add(n)
+    for n in keep:
+        if written[n] not in of_element:
+            raise ValueError(
+                f"[{name}] 'keep' must name elements but got {n!r}, which is one number per row."
+            )
     before, passes = _passes(ops, reduced, block, of_element)
     element_lets = tuple(_let(n, e) for n, e in block.items() if n in of_element)
     every = [*reduced.values(), *results.values(), *block.values()]

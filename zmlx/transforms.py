@@ -69,6 +69,11 @@ def complete(
         gradient, primal = gradients[i], primals[i]
         if gradient is None:
             gradient = mx.zeros_like(primal)
+        if not isinstance(gradient, mx.array):
+            raise TypeError(
+                f"[{name}] the vjp rule must return an mx.array or None for input {i} but got "
+                f"{type(gradient).__name__}."
+            )
         if gradient.shape != primal.shape or gradient.dtype != primal.dtype:
             raise ValueError(
                 f"[{name}] the vjp rule must return {dtype_name(primal.dtype)} {primal.shape} for "

@@ -62,19 +62,25 @@ def run(arguments: argparse.Namespace) -> int:
     from zmlx.language import SECTIONS
 
     if arguments.page:
+        others = ["--json"] * arguments.json + arguments.section
+        if others:
+            message = f"[language] '--page' must stand alone but got {others[0]}."
+            print(message, file=sys.stderr)
+            return 2
         print(page(), end="")
         return 0
     wanted = [w.lower() for w in arguments.section]
+    for w in wanted:
+        if not any(w in section.lower() for section in SECTIONS):
+            sections = ", ".join(SECTIONS)
+            message = f"[language] 'section' must be part of one of {sections} but got {w}."
+            print(message, file=sys.stderr)
+            return 2
     chosen = {
         section: rows
         for section, rows in SECTIONS.items()
         if not wanted or any(w in section.lower() for w in wanted)
     }
-    if not chosen:
-        print(
-            f"[language] 'section' must be part of one of {', '.join(SECTIONS)}.", file=sys.stderr
-        )
-        return 2
     target = launch.settings().target
     if not runs_here("language"):
         return 2

@@ -77,7 +77,9 @@ class Rowwise(Pattern):
                 raise ValueError(f"[codegen] 'op' must be one of {', '.join(ops)} but got {op!a}.")
         for name in self.keep:
             if name not in self._types:
-                raise ValueError(f"[codegen] 'keep' must name operands or lets but got {name!a}.")
+                raise ValueError(
+                    f"[codegen] 'keep' must name operands or lets of the elements but got {name!a}."
+                )
 
     @property
     def _types(self) -> dict[str, str]:

@@ -8,6 +8,7 @@ MLX, which agrees with Metal except in division: that raises, because Metal's wo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,21 @@ from .parse import rule
 
 if TYPE_CHECKING:
     import mlx.core as mx
+
+
+def _hypot(x: mx.array, y: mx.array) -> mx.array:
+    """`hypot`, without overflow on the way. MLX takes no derivative of the scale, which would
+    overflow, and which the value does not depend on."""
+    import mlx.core as mx
+
+    larger = mx.stop_gradient(mx.maximum(mx.abs(x), mx.abs(y)))
+    value = larger * mx.sqrt(mx.square(x / larger) + mx.square(y / larger))
+    infinite = mx.logical_or(mx.isinf(x), mx.isinf(y))
+    return mx.where(infinite, math.inf, mx.where(larger == 0, 0.0, value)).astype(value.dtype)
+
+
+#: Functions of the table that are neither MLX's nor written in the language.
+_OWN = {"hypot": _hypot}
 
 
 def evaluate(e: Expr, arrays: Mapping[str, mx.array]) -> mx.array:
@@ -55,6 +71,8 @@ def evaluate(e: Expr, arrays: Mapping[str, mx.array]) -> mx.array:
             f = FUNCTIONS[node.head]
             if hasattr(mx, f.mlx):
                 done[node] = getattr(mx, f.mlx)(*args)
+            elif f.mlx in _OWN:
+                done[node] = _OWN[f.mlx](*args)
             else:
                 values = zip(f.parameters.split(), args, strict=True)
                 done[node] = evaluate(rule(f.mlx), dict(values))

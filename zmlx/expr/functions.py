@@ -18,7 +18,8 @@ class Function:
     name         how the language spells it
     parameters   names of the arguments, as the other columns use them
     metal        the Metal function or operator
-    mlx          a function of `mlx.core`, or an expression in the parameters
+    mlx          a function of `mlx.core` or of `zmlx.expr.evaluate`, or an expression in the
+                 parameters
     derivatives  one expression per parameter; none for a function whose result is a condition
     remark       domain, edges and errors worth knowing
     condition    the result is true or false
@@ -102,13 +103,12 @@ _CALLS = (
     _F("gelu", "x", "zmlx_gelu", "x * (1 + erf(x * 0.7071067811865476)) / 2",
        ("ndtr(x) + x * 0.3989422804014327 * exp(-0.5 * square(x))",)),
     _F("gelu_tanh", "x", "zmlx_gelu_tanh",
-       "0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x ** 3)))",
+       # Beyond 10 tanh is 1 or -1, and the derivative of a cube that overflows would be NaN.
+       "0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * clip(x, -10, 10) ** 3)))",
        (f"{_Q} * ({_U} < 0 ? {_P} : 1)"
         f" + 1.5957691216057308 * ({_R} + 0.134145 * ({_R} * x * x))",)),
-    _F("hypot", "x y", "hypot",
-       "isinf(x) || isinf(y) ? inf : max(abs(x), abs(y)) == 0 ? 0 : max(abs(x), abs(y))"
-       " * sqrt(square(x / max(abs(x), abs(y))) + square(y / max(abs(x), abs(y))))",
-       ("x / hypot(x, y)", "y / hypot(x, y)"), "no overflow on the way"),
+    _F("hypot", "x y", "hypot", "hypot", ("x / hypot(x, y)", "y / hypot(x, y)"),
+       "no overflow on the way"),
     _F("isfinite", "x", "isfinite", "isfinite", condition=True),
     _F("isinf", "x", "isinf", "isinf", condition=True),
     _F("isnan", "x", "isnan", "isnan", condition=True),

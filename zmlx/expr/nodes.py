@@ -219,7 +219,11 @@ def exact_value(e: Expr) -> Fraction | None:
     """The value of a finite number literal; None for anything else."""
     if e.head != "literal" or e.text in _WORDS:
         return None
-    return Fraction(float.fromhex(e.text)) if _HEXADECIMAL.match(e.text) else Fraction(e.text)
+    if not _HEXADECIMAL.match(e.text):
+        return Fraction(e.text)
+    digits, _, exponent = e.text[2:].lower().partition("p")
+    whole, _, part = digits.partition(".")
+    return int(whole + part, 16) * Fraction(2) ** (int(exponent) - 4 * len(part))
 
 
 def metal(root: Expr) -> str:

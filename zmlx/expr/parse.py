@@ -34,17 +34,17 @@ _TOKEN = re.compile(
 )
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _NUMBER = re.compile(
-    r"(0[xX][0-9a-fA-F.]+[pP][+-]?[0-9]+|0[xX][0-9a-fA-F]+"
+    r"(0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)[pP][+-]?[0-9]+|0[xX][0-9a-fA-F]+"
     r"|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)f?"
 )
 _METAL_WORDS = """
-alignas alignof and and_eq asm auto bfloat bitand bitor bool break case catch char class compl const
-const_cast constant constexpr continue decltype default delete device do double dynamic_cast else
-enum explicit export extern float for fragment friend goto half if inline int kernel long mutable
-namespace new noexcept not not_eq nullptr operator or or_eq private protected public register
-reinterpret_cast return short signed sizeof static static_assert static_cast struct switch template
-this thread thread_local threadgroup throw false true try typedef typeid typename uint union
-unsigned using vertex virtual void volatile while xor xor_eq
+alignas alignof and and_eq asm auto bfloat bitand bitor bool break case catch char char16_t char32_t
+class compl const const_cast constant constexpr continue decltype default delete device do double
+dynamic_cast else enum explicit export extern false float for fragment friend goto half if inline
+int kernel long mutable namespace new noexcept not not_eq nullptr operator or or_eq private
+protected public register reinterpret_cast return short signed sizeof static static_assert
+static_cast struct switch template this thread thread_local threadgroup throw true try typedef
+typeid typename uint union unsigned using vertex virtual void volatile wchar_t while xor xor_eq
 """
 _PYTHON_WORDS = """
 as del elif except False finally from global import in is lambda None nonlocal pass raise True yield
@@ -67,6 +67,8 @@ _HINTS = {
 }
 _FLOAT_MAX = Fraction(2) ** 128 - Fraction(2) ** 103  # from here on a literal rounds to infinity
 _FLOAT_MIN = Fraction(1, 2**150)  # up to here it rounds to zero
+_LONGEST_NUMBER = 1000  # characters
+_LARGEST_EXPONENT = 9999  # beyond it no number that is so short is in the range, but zero
 
 
 class _Token(NamedTuple):
@@ -226,7 +228,16 @@ class _Parser:
         match = _NUMBER.fullmatch(token.text)
         if not match:
             self.fail(f"{token.text!r} is no float literal", token.at)
-        e = literal(match.group(1))
+        text = match.group(1)
+        if len(text) > _LONGEST_NUMBER:
+            self.fail(f"a number of more than {_LONGEST_NUMBER} characters", token.at)
+        # The value is exact, so that a large exponent would take long.
+        digits, exponent = _exponent(text)
+        if abs(exponent) > _LARGEST_EXPONENT:
+            if digits.strip("0."):
+                self.fail(f"{token.text!r} is outside the range of float", token.at)
+            text = "0"
+        e = literal(text)
         value = exact_value(e) or 0
         if value >= _FLOAT_MAX or 0 < value <= _FLOAT_MIN:
             self.fail(f"{token.text!r} is outside the range of float", token.at)
@@ -310,6 +321,15 @@ class _Parser:
             lets[token.text] = value
             if self.token.kind not in ("line", "end") and self.token.text != ";":
                 self.unexpected("expected ';' or a new line")
+
+
+def _exponent(number: str) -> tuple[str, int]:
+    """The digits of a literal, without 0x, and its exponent: of 2 in a hexadecimal one, else of
+    10."""
+    number = number.lower()
+    hexadecimal = number.startswith("0x")
+    digits, _, exponent = number.partition("p" if hexadecimal else "e")
+    return digits.removeprefix("0x"), int(exponent or "0")
 
 
 def is_function(text: str) -> bool:
