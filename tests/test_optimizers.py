@@ -403,6 +403,67 @@ def test_the_mask_says_what_decays(name, fused):
         np.testing.assert_allclose(to_numpy(a), to_numpy(want), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("name, corrected", [("AdamW", True), ("AdamW", False), ("Lion", None)])
+def test_a_rate_in_half_precision_decays(name, corrected):
+    """1 - λ η in bfloat16 is 1 for a small λ η."""
+    options = {"weight_decay": 0.1} | ({} if corrected is None else {"bias_correction": corrected})
+    rate = mx.array(1e-2).astype(mx.bfloat16)
+    p, g = {"w": mx.full((9,), 100.0)}, {"w": mx.full((9,), 1e-20)}
+    got, want = (
+        run(getattr(optimizers, name)(r, fused=True, **options), p, [g] * 3)["w"]
+        for r in (rate, rate.astype(mx.float32))
+    )
+    assert mx.array_equal(got, want)
+    assert mx.all(got < 99.8).item()
+
+
+@pytest.mark.parametrize(
+    "name, option, value",
+    [
+        ("SGD", "momentum", 0.5),
+        ("SGD", "dampening", 0.5),
+        ("SGD", "weight_decay", 0.5),
+        ("AdamW", "eps", 0.5),
+        ("AdamW", "weight_decay", 0.5),
+        ("Lion", "weight_decay", 0.5),
+    ],
+)
+def test_an_array_that_is_changed_in_place_is_read_anew(name, option, value):
+    options = {"momentum": 0.9} if name == "SGD" else {}
+    held = mx.array(value)
+    ours = getattr(optimizers, name)(0.1, fused=True, **options | {option: held})
+    theirs = getattr(mlx_optimizers, name)(0.1, **options | {option: value})
+    got = want = {"w": mx.ones((9,))}
+    for _ in range(3):
+        got, want = (
+            run(o, p, [{"w": mx.full((9,), 2.0)}]) for o, p in ((ours, got), (theirs, want))
+        )
+        np.testing.assert_allclose(np.array(got["w"]), np.array(want["w"]), rtol=1e-6)
+        held *= 0.5
+        setattr(theirs, option, getattr(theirs, option) * 0.5)
+
+
+@pytest.mark.parametrize("option", ["eps", "weight_decay"])
+def test_an_option_may_be_an_input_of_a_compiled_step(option):
+    optimizer = optimizers.AdamW(0.1, fused=True)
+    p, g = {"w": mx.ones((9,))}, {"w": mx.full((9,), 2.0)}
+    optimizer.init(p)
+
+    @partial(mx.compile, inputs=optimizer.state, outputs=optimizer.state)
+    def step(p, value):
+        setattr(optimizer, option, value)
+        return optimizer.apply_gradients(g, p)
+
+    theirs = mlx_optimizers.AdamW(0.1)
+    got = want = p
+    for value in (0.5, 0.25):
+        got = step(got, mx.array(value))
+        setattr(theirs, option, value)
+        want = theirs.apply_gradients(g, want)
+        np.testing.assert_allclose(np.array(got["w"]), np.array(want["w"]), rtol=1e-6)
+    assert optimizer.step.item() == 2
+
+
 @pytest.mark.on_cpu
 @given(
     sizes=st.lists(st.integers(0, 300), min_size=1, max_size=11),

@@ -28,6 +28,73 @@ def test_a_tree_that_does_not_fit(gradients, message):
     assert optimizer.step.item() == 0
 
 
+_A = mx.ones((3,))
+
+
+@pytest.mark.parametrize(
+    "gradients, parameters, message",
+    [
+        ({"a": _A}, _A, r"'parameters' must have the tree of the gradients but got array\."),
+        ({"a": {"b": _A}}, {"a": _A}, r"'parameters' must have the tree .* but got array at a\."),
+        (_A, _A, r"'state' must hold m but got \['step', 'learning_rate'\]\."),
+        (1.0, _A, r"'gradients' must be a tree of mx.array but got float\."),
+        (_A, mx.ones((4,)), r"'gradients' must have shape \(4,\) but got \(3,\)\."),
+    ],
+)
+def test_an_array_in_the_place_of_a_tree(gradients, parameters, message):
+    optimizer = optimizers.AdamW(1e-3)
+    with pytest.raises((ValueError, TypeError), match=r"\[AdamW\] " + message):
+        optimizer.apply_gradients(gradients, parameters)
+    assert optimizer.step.item() == 0
+
+
+def test_a_gradient_below_a_moment_is_refused():
+    optimizer = optimizers.AdamW(1e-3)
+    optimizer.init({"a": _A})
+    with pytest.raises(ValueError, match=r"'state' must have the tree .* but got array at a\.m\."):
+        optimizer.apply_gradients({"a": {"m": {"b": _A}}}, {"a": {"m": {"b": _A}}})
+
+
+def test_a_state_that_does_not_fit():
+    one = {"a": _A}
+    optimizer = optimizers.AdamW(1e-3)
+    optimizer.init(one)
+    optimizer.state["a"]["m"] = 0.0
+    with pytest.raises(TypeError, match=r"'state' must be a tree .* but got float at a\.m"):
+        optimizer.apply_gradients(one, one)
+    assert optimizer.step.item() == 0
+    for state, message in (
+        ({}, r"'state' must hold learning_rate but got \[\]"),
+        ({"learning_rate": mx.array(0.1)}, r"'state' must hold step but got \['learning_rate'\]"),
+        ([], r"'state' must be a dict but got list"),
+    ):
+        optimizer.state = state
+        with pytest.raises((ValueError, TypeError), match=r"\[AdamW\] " + message):
+            optimizer.apply_gradients(one, one)
+
+
+def test_a_schedule_needs_no_rate_in_the_state():
+    optimizer = optimizers.SGD(lambda step: mx.array(0.5))
+    optimizer.state = {"step": mx.array(0, mx.uint64)}
+    assert optimizer.apply_gradients({"a": _A}, {"a": _A})["a"].tolist() == [0.5] * 3
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_mask_that_raises_leaves_the_state(fused):
+    def mask(path, parameter):
+        if path == "b":
+            raise ZeroDivisionError
+        return True
+
+    both = {"a": _A, "b": _A}
+    optimizer = optimizers.AdamW(0.1, weight_decay_mask=mask, fused=fused)
+    optimizer.init(both)
+    with pytest.raises(ZeroDivisionError):
+        optimizer.apply_gradients(both, both)
+    assert optimizer.step.item() == 0
+    assert not any(mx.any(x).item() for key in both for x in optimizer.state[key].values())
+
+
 def test_a_parameter_that_changed_its_shape():
     optimizer = optimizers.Lion(1e-3)
     optimizer.init({"a": mx.ones((3,))})
@@ -43,6 +110,9 @@ def test_a_parameter_that_changed_its_shape():
         ({"weight_decay_mask": 3}, r"'weight_decay_mask' must be a function"),
         ({"fused": "yes"}, r"'fused' must be None, True or False"),
         ({"betas": (0.9, 1.0)}, r"'betas' must be two numbers in \[0, 1\)"),
+        ({"betas": {0.9, 0.99}}, r"'betas' must be a sequence of two numbers but got set"),
+        ({"betas": {0.9: 1, 0.99: 2}}, r"'betas' must be a sequence of two numbers but got dict"),
+        ({"eps": mx.array(1j)}, r"'eps' must be a real number but got complex64"),
     ],
 )
 def test_options_are_checked(options, message):
@@ -101,6 +171,29 @@ def test_numbers_may_be_arrays_of_no_axes():
         optimizers.SGD(**o).apply_gradients({"a": g}, {"a": p})["a"] for o in (arrays, options)
     )
     assert mx.array_equal(found, want)
+
+
+@pytest.mark.parametrize("rate", [mx.array(1 + 2j), lambda step: mx.array(1 + 2j)])
+def test_a_rate_has_no_imaginary_part(rate):
+    message = r"\[SGD\] 'learning_rate' must be a real number but got complex64"
+    with pytest.raises(ValueError, match=message):
+        optimizers.SGD(rate)
+    optimizer = optimizers.SGD(0.1)
+    optimizer.learning_rate = mx.array(1 + 2j)
+    with pytest.raises(ValueError, match=message):
+        optimizer.apply_gradients({"a": _A}, {"a": _A})
+    assert optimizer.step.item() == 0
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_rate_may_be_an_array_of_one_element(fused):
+    one = {"a": _A, "b": mx.array(1.0)}
+    first, second = optimizers.SGD(mx.array([0.5]), fused=fused), optimizers.SGD(0.1, fused=fused)
+    second.learning_rate = mx.array([0.5])
+    for optimizer in (first, second):
+        new = optimizer.apply_gradients(one, one)
+        assert new["a"].tolist() == [0.5] * 3
+        assert new["b"].tolist() == 0.5
 
 
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])

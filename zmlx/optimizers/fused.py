@@ -12,25 +12,47 @@ from mlx.optimizers import Optimizer
 from mlx.utils import tree_map
 
 from .. import launch
-from ..arguments import FLOATING, check_finite, check_flag, check_not_negative, check_number
+from ..arguments import (
+    FLOATING,
+    check_finite,
+    check_flag,
+    check_not_negative,
+    check_number,
+    dtype_name,
+)
 from ..packed import PackedKernel
 from .clip import check_max_norm, clip_factor, clipped, global_norm
 
 Mask = Callable[[str, mx.array], bool]
+#: The scalars of a kernel after the clip: arrays, then what has one value for all steps unless it
+#: is an array.
+Numbers = tuple[list[mx.array], tuple[float | mx.array, ...]]
 
 
 def check_options(op: str, rate: Any, numbers: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
     """Raises unless the rate is a finite number or a schedule, `numbers` are finite, an eps and a
-    decay at least 0, and `flags` True or False. A number may be a 0-d array."""
+    decay at least 0, and `flags` True or False. A number may be a 0-d array, the rate one of a
+    single element."""
     if not callable(rate):
         numbers = {"learning_rate": rate, **numbers}
     for name, value in numbers.items():
-        if isinstance(value, mx.array) and value.ndim == 0:
+        if isinstance(value, mx.array) and (
+            value.ndim == 0 or (name == "learning_rate" and value.size == 1)
+        ):
+            _check_real(op, name, value)
             continue
         check = check_not_negative if name in ("eps", "weight_decay") else check_finite
         check(op, name, value)
     for name, value in flags.items():
         check_flag(op, name, value)
+
+
+def _check_real(op: str, name: str, value: mx.array) -> None:
+    # A kernel's numbers are float32: the imaginary part would be lost.
+    if mx.issubdtype(value.dtype, mx.complexfloating):
+        raise ValueError(
+            f"[{op}] '{name}' must be a real number but got {dtype_name(value.dtype)}."
+        )
 
 
 class Leaf(NamedTuple):
@@ -103,8 +125,8 @@ class Fused(Optimizer):
     def _kernel(self) -> PackedKernel:
         raise NotImplementedError
 
-    def _numbers(self, decays: bool) -> tuple[list[mx.array], tuple[float, ...]]:
-        """The scalars of the kernel after the clip: arrays, then Python numbers."""
+    def _numbers(self, decays: bool) -> Numbers:
+        """The scalars of the kernel after the clip."""
         raise NotImplementedError
 
     # ---- MLX's interface
@@ -121,15 +143,18 @@ class Fused(Optimizer):
 
         Raises:
             ValueError: a gradient has no parameter or no state, or their shapes differ; the state
-                is as it was.
+                is as it was, as it is where a schedule or the mask raises.
         """
+        self._check_state()
         if not self._initialized:
             # The state of a step that is refused would not fit the next one.
             for _ in self._leaves("", gradients, parameters, ()):
                 pass
             self.init(gradients)
         leaves = list(self._leaves("", gradients, parameters, (self.state,)))
-        numbers = {"learning_rate": self.learning_rate}
+        # All that may raise is asked before the state changes.
+        decays = [self._decays(leaf) for leaf in leaves]
+        numbers = {"learning_rate": self.state.get("learning_rate")}
         numbers |= {name: scheduler(self.step) for name, scheduler in self._schedulers.items()}
         self.state.update({name: self._scheduled(name, x) for name, x in numbers.items()})
         self.state["step"] = self.step + 1
@@ -141,11 +166,11 @@ class Fused(Optimizer):
         groups: dict[bool, list[int]] = {}
         for i, leaf in enumerate(leaves):
             if takes_kernel and self._fits(leaf):
-                groups.setdefault(self._decays(leaf), []).append(i)
+                groups.setdefault(decays[i], []).append(i)
             else:
-                done[i] = self._plain(leaf, clip)
-        for decays, members in groups.items():
-            for i, new in zip(members, self._launch(leaves, members, decays, clip), strict=True):
+                done[i] = self._plain(leaf, decays[i], clip)
+        for decay, members in groups.items():
+            for i, new in zip(members, self._launch(leaves, members, decay, clip), strict=True):
                 done[i] = new
         rest = iter(done)
         return tree_map(lambda _: next(rest), gradients)
@@ -181,12 +206,12 @@ class Fused(Optimizer):
         mask = self.weight_decay_mask
         return mask is None or bool(mask(leaf.path, leaf.parameter))
 
-    def _plain(self, leaf: Leaf, clip: mx.array | None) -> mx.array:
+    def _plain(self, leaf: Leaf, decays: bool, clip: mx.array | None) -> mx.array:
         self.statistics["plain"] += 1
         gradient = leaf.gradient
         if clip is not None:
             gradient = clipped(gradient, clip)
-        with self._without_decay(not self._decays(leaf)):
+        with self._without_decay(not decays):
             return self.apply_single(gradient, leaf.parameter, leaf.state)
 
     @contextmanager
@@ -204,9 +229,13 @@ class Fused(Optimizer):
         self, leaves: Sequence[Leaf], members: Sequence[int], decays: bool, clip: mx.array | None
     ) -> list[mx.array]:
         arrays, constants = self._numbers(decays)
+        if any(isinstance(x, mx.array) for x in constants):
+            # An array may have another value at the next step, and none yet in a trace.
+            arrays, constants = [*arrays, *map(mx.array, constants)], ()
         one = _constants((1.0,))[0] if clip is None else clip
         dynamic = mx.stack([x.astype(mx.float32) for x in (one, *arrays)])
-        numbers = mx.concatenate([dynamic, _constants(constants)]) if constants else dynamic
+        fixed = tuple(map(float, constants))
+        numbers = mx.concatenate([dynamic, _constants(fixed)]) if fixed else dynamic
         sets = []
         for i in members:
             moments = [leaves[i].state[name] for name in self._moments]
@@ -224,11 +253,20 @@ class Fused(Optimizer):
 
     def _scheduled(self, name: str, value: Any) -> mx.array:
         """A number of the state as a 0-d array, or an error."""
-        if isinstance(value, mx.array) and value.ndim == 0:
-            return value
+        if isinstance(value, mx.array) and value.size == 1:
+            _check_real(type(self).__name__, name, value)
+            return value.reshape(()) if value.ndim else value
         return mx.array(check_number(type(self).__name__, name, value), dtype=mx.float32)
 
     # ---- the tree
+
+    def _check_state(self) -> None:
+        name = type(self).__name__
+        if not isinstance(self.state, dict):
+            raise TypeError(f"[{name}] 'state' must be a dict but got {type(self.state).__name__}.")
+        for key in ("learning_rate", "step"):
+            if key not in self.state and key not in self._schedulers:
+                raise ValueError(f"[{name}] 'state' must hold {key} but got {list(self.state)}.")
 
     def _leaves(
         self, path: str, gradients: Any, parameters: Any, state: tuple[Any, ...]
@@ -241,22 +279,27 @@ class Fused(Optimizer):
                 yield from self._leaves(
                     inner,
                     gradient,
-                    self._child("parameters", parameters, key, inner),
-                    tuple(self._child("state", tree, key, inner) for tree in state),
+                    self._child("parameters", parameters, key, path, inner),
+                    tuple(self._child("state", tree, key, path, inner) for tree in state),
                 )
             return
         self._check(path, gradients, parameters, state)
         yield Leaf(path, gradients, parameters, state[0] if state else {})
 
-    def _child(self, argument: str, tree: Any, key: Any, path: str) -> Any:
+    def _child(self, argument: str, tree: Any, key: Any, path: str, inner: str) -> Any:
         try:
             return tree[key]
-        except (KeyError, IndexError, TypeError):
+        except (KeyError, IndexError, TypeError, ValueError):
+            if not isinstance(tree, (dict, list, tuple)):
+                raise ValueError(
+                    f"[{type(self).__name__}] '{argument}' must have the tree of the gradients "
+                    f"but got {type(tree).__name__}{_at(path)}."
+                ) from None
             what = "must hold every parameter that has a gradient"
             if argument == "state":
                 what = "must hold every parameter that has a gradient (call init for new ones)"
             raise ValueError(
-                f"[{type(self).__name__}] '{argument}' {what} but got none at {path}."
+                f"[{type(self).__name__}] '{argument}' {what} but got none at {inner}."
             ) from None
 
     def _check(self, path: str, gradient: Any, parameter: Any, state: tuple[Any, ...]) -> None:
@@ -268,18 +311,19 @@ class Fused(Optimizer):
             if not isinstance(held, Mapping):
                 raise ValueError(
                     f"[{name}] 'state' must have the tree of the gradients but got "
-                    f"{type(held).__name__} at {path}."
+                    f"{type(held).__name__}{_at(path)}."
                 )
             for moment in self._moments:
                 if moment not in held:
                     raise ValueError(
-                        f"[{name}] 'state' must hold {moment} but got {sorted(held)} at {path}."
+                        f"[{name}] 'state' must hold {moment} but got {list(held)}{_at(path)}."
                     )
+                self._check_array("state", held[moment], f"{path}.{moment}" if path else moment)
                 found[f"state {moment}"] = held[moment]
         for what, x in found.items():
             if x.shape != parameter.shape:
                 raise ValueError(
-                    f"[{name}] '{what}' must have shape {parameter.shape} at {path} "
+                    f"[{name}] '{what}' must have shape {parameter.shape}{_at(path)} "
                     f"but got {x.shape}."
                 )
 
@@ -287,5 +331,10 @@ class Fused(Optimizer):
         if not isinstance(x, mx.array):
             raise TypeError(
                 f"[{type(self).__name__}] '{argument}' must be a tree of mx.array but got "
-                f"{type(x).__name__} at {path}."
+                f"{type(x).__name__}{_at(path)}."
             )
+
+
+def _at(path: str) -> str:
+    """The place in an error; none for a tree that is a single array."""
+    return f" at {path}" if path else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from math import log
 from typing import Any
 
@@ -18,12 +18,11 @@ from mlx.optimizers import optimizers as _mlx
 from ..kernels import optimizer_steps as steps
 from ..packed import PackedKernel
 from ..stand_in import public_names
-from .fused import Fused, Mask, check_options
+from .fused import Fused, Mask, Numbers, check_options
 
 __all__ = public_names(_mlx)
 
 Rate = float | Callable[[mx.array], mx.array]
-Numbers = tuple[list[mx.array], tuple[float, ...]]
 
 _OPTIONS = """
     Beyond MLX's:
@@ -72,8 +71,7 @@ class Adam(Fused, MLXAdam):
         fused: bool | None = None,
     ) -> None:
         check_options("Adam", learning_rate, {"eps": eps}, {"bias_correction": bias_correction})
-        MLXAdam.__init__(self, learning_rate, list(steps.check_betas("Adam", betas)), eps,
-                                 bias_correction)  # fmt: skip
+        MLXAdam.__init__(self, learning_rate, _betas("Adam", betas), eps, bias_correction)
         self._configure(fused, moment_dtype, None, max_norm)
 
     @property
@@ -85,8 +83,11 @@ class Adam(Fused, MLXAdam):
 
     def _numbers(self, decays: bool) -> Numbers:
         b1, b2 = self.betas
-        rate = self.learning_rate
-        kept = 1 - rate * self.weight_decay if decays and self.weight_decay else mx.array(1.0)
+        rate = _float32(self.learning_rate)
+        decay = self.weight_decay
+        # The value of an array is not known in a trace.
+        decays = decays and (isinstance(decay, mx.array) or decay != 0)
+        kept = 1 - rate * decay if decays else mx.array(1.0)
         step_size, root = rate, mx.array(1.0)
         if self.bias_correction:
             step_size, root = (
@@ -116,8 +117,7 @@ class AdamW(Adam, MLXAdamW):
     ) -> None:
         numbers = {"eps": eps, "weight_decay": weight_decay}
         check_options("AdamW", learning_rate, numbers, {"bias_correction": bias_correction})
-        MLXAdam.__init__(self, learning_rate, list(steps.check_betas("AdamW", betas)), eps,
-                                 bias_correction)  # fmt: skip
+        MLXAdam.__init__(self, learning_rate, _betas("AdamW", betas), eps, bias_correction)
         self.weight_decay = weight_decay
         self._configure(fused, moment_dtype, weight_decay_mask, max_norm)
 
@@ -139,7 +139,7 @@ class Lion(Fused, MLXLion):
         fused: bool | None = None,
     ) -> None:
         check_options("Lion", learning_rate, {"weight_decay": weight_decay}, {})
-        MLXLion.__init__(self, learning_rate, list(steps.check_betas("Lion", betas)), weight_decay)
+        MLXLion.__init__(self, learning_rate, _betas("Lion", betas), weight_decay)
         self._configure(fused, moment_dtype, weight_decay_mask, max_norm)
 
     @property
@@ -151,7 +151,7 @@ class Lion(Fused, MLXLion):
 
     def _numbers(self, decays: bool) -> Numbers:
         b1, b2 = self.betas
-        rate = self.learning_rate
+        rate = _float32(self.learning_rate)
         # MLX leaves a negative decay out.
         kept = 1 - rate * self.weight_decay if decays and self.weight_decay > 0 else mx.array(1.0)
         return [rate, kept], (b1, 1 - b1, b2, 1 - b2)
@@ -195,8 +195,20 @@ class SGD(Fused, MLXSGD):
         if self.momentum <= 0:
             return [self.learning_rate], (decay,)
         # MLX leaves a negative dampening out.
-        rest = 1 - max(self.dampening, 0.0)
+        rest = 1 - max(_float32(self.dampening), 0.0)
         return [self.learning_rate], (decay, self.momentum, rest)
+
+
+def _float32(value: Any) -> Any:
+    """An array in float32: one in half precision has no 1 - x of a small x."""
+    return value.astype(mx.float32) if isinstance(value, mx.array) else value
+
+
+def _betas(op: str, betas: Any) -> list[float]:
+    if isinstance(betas, (Mapping, Set)):
+        kind = type(betas).__name__
+        raise TypeError(f"[{op}] 'betas' must be a sequence of two numbers but got {kind}.")
+    return list(steps.check_betas(op, betas))
 
 
 def _one_minus_power(base: float, step: mx.array) -> mx.array:
