@@ -292,6 +292,24 @@ def test_a_mean_over_no_rows_is_nan_and_their_sum_is_0(weighted):
     assert np.isnan(cross_entropy(*empty).item())
 
 
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+def test_rows_without_classes(target):
+    logits, targets = mx.zeros((3, 0)), mx.full((3,), -100)
+    with zmlx.target(target):
+        loss, lse = cross_entropy(logits, logits, reduction="none", return_lse=True)
+        assert loss.tolist() == [0, 0, 0]
+        assert lse.tolist() == [-np.inf] * 3
+        assert cross_entropy(logits, logits, z_loss=0.1).item() == np.inf
+        ignored = cross_entropy(logits, targets, ignore_index=-100, reduction="none")
+        assert ignored.tolist() == [0, 0, 0]
+        assert mx.grad(lambda x: cross_entropy(x, x))(logits).shape == (3, 0)
+        with pytest.raises(ValueError, match=r"'targets' must have shape \(3,\) but got \(2,\)"):
+            cross_entropy(logits, targets[:2])
+    if target == "reference":
+        with zmlx.target(target):
+            assert np.isnan(np.array(cross_entropy(logits, targets, reduction="none"))).all()
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("weighted", [False, True])

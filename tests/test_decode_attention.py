@@ -230,6 +230,16 @@ def test_queries_before_the_first_key_count_below_zero(target, dtype):
     np.testing.assert_allclose(np.array(got)[1:], np.array(want), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+def test_a_cache_of_no_blocks(target):
+    q, cache, table = mx.ones((2, 2, 1, 8)), mx.zeros((0, 4, 2, 8)), mx.zeros((2, 3), mx.int32)
+    lengths = mx.zeros((2,), mx.int32)
+    with zmlx.target(target):
+        assert np.isnan(np.array(paged_attention(q, cache, cache, table, lengths))).all()
+        out = paged_attention(q, cache, cache, table, lengths, mx.zeros((2,)))
+        assert not np.array(out).any()
+
+
 def test_decode_has_the_gradients_of_the_plain_op():
     assert_right_gradients(
         lambda q, k, v, mask, sinks: decode_attention(q, k, v, sinks=sinks, causal=True),

@@ -261,6 +261,25 @@ def test_normalized_weights_of_vanishing_sigmoids_are_their_ratios(geometry):
     np.testing.assert_allclose(to_numpy(again), 2 * w, rtol=2e-5, atol=1e-30)
 
 
+@GEOMETRIES
+def test_a_group_with_infinities_of_both_signs_opens_no_further_one(geometry):
+    inf = mx.inf
+    gate = partial(topk_gating, mx.zeros((1, 6)), top_k=2, n_groups=3, topk_groups=1)
+    with launch.geometry(geometry):
+        for bias in ([inf, -inf, 0, 0, 0, 0], [inf, -inf] + 4 * [-inf]):
+            assert gate(mx.array(bias))[1].tolist() == [[2, 3]]
+
+
+def test_more_experts_than_fit_a_stack_are_refused():
+    most = 1 << 16
+    logits = mx.zeros((1, most + 1))
+    with pytest.raises(ValueError, match=rf"'logits' must have at most {most} .* got {most + 1}"):
+        topk_gating(logits, top_k=1)
+    x = normal(3, most)
+    _, indices = topk_gating(x, top_k=1, normalize=False)
+    assert indices[:, 0].tolist() == mx.argmax(x, axis=-1).tolist()
+
+
 def test_groups_of_no_rows_in_plain_mlx():
     gate = partial(topk_gating, top_k=2, n_groups=4, topk_groups=2)
     with zmlx.target("reference"):

@@ -131,6 +131,11 @@ def test_0d_arrays_and_no_axes():
     x = mx.array(3.0)
     assert [op(x).item() for op in (sum, mean, max, min, var, std, argmax)] == [3, 3, 3, 3, 0, 0, 0]
     same(sum(normal(2, 3), ()), normal(2, 3))
+    for target in ("cpu", "reference"):
+        with zmlx.target(target):
+            for op in (argmax, argmin):
+                assert op(x, keepdims=True).shape == op(x).shape == ()
+                assert op(x, keepdims=True).item() == 0
 
 
 @pytest.mark.parametrize("ddof", [0, 1, 4, 5, 9])

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import zmlx
 from zmlx import launch, metal
 from zmlx.kernels import qk_norm_rope, rope, rope_append
 from zmlx.kernels.rope_append_backward import gradients
@@ -434,6 +435,31 @@ def test_an_offset_out_of_range(offset):
         RuntimeError, match=re.escape(f"'offset' must be in range but got {offset}")
     ):
         mx.eval(rope_append(k, k, cache, cache, mx.array([0, offset])))
+
+
+@pytest.mark.on_cpu
+@pytest.mark.parametrize("geometry", ["cpu", "gpu"])
+@pytest.mark.parametrize("offset", [2**63 - 1, 2**63 - 2, -(2**63)])
+def test_an_offset_whose_end_has_no_64_bits_is_out_of_range(offset, geometry):
+    k, cache, start = mx.ones((1, 1, 3, 2)), mx.ones((1, 1, 8, 2)), mx.array([offset])
+    message = re.escape(f"'offset' must be in range but got {offset}")
+    with launch.geometry(geometry):
+        with pytest.raises(RuntimeError, match=message):
+            mx.eval(rope_append(k, k, cache, cache, start))
+        rotation, one = Rotation(1, False, False, STARTS, False), scalar(1.0)
+        primals = (k, k, cache, cache, start, paces(1, 10000.0), one, one)
+        found = gradients(rotation, primals, (cache, cache), (0, 1, 2, 3))
+    assert not any(np.array(x).any() for x in found[:4])
+
+
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+def test_offsets_of_no_batches(target):
+    x, offset = mx.zeros((0, 2, 3, 4)), mx.zeros((0,), dtype=mx.int32)
+    with zmlx.target(target):
+        assert rope(x, offset=offset).shape == x.shape
+        caches = rope_append(x, x, mx.zeros((0, 2, 8, 4)), mx.zeros((0, 2, 8, 4)), offset)
+        assert [c.shape for c in caches] == [(0, 2, 8, 4)] * 2
+        mx.eval(caches)
 
 
 @pytest.mark.parametrize(

@@ -409,6 +409,18 @@ def test_bad_options(options, message):
         masked_softmax(normal(2, 9), **options)
 
 
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+@pytest.mark.parametrize("op", [softmax, log_softmax, masked_softmax, sparsemax],
+                         ids=lambda f: f.__name__)  # fmt: skip
+def test_empty_rows(op, target):
+    with zmlx.target(target):
+        assert op(mx.zeros((3, 0))).shape == (3, 0)
+        assert mx.grad(lambda x: op(x).sum())(mx.zeros((3, 0))).shape == (3, 0)
+        assert mx.vmap(op)(mx.zeros((2, 3, 0))).shape == (2, 3, 0)
+        half = masked_softmax(mx.zeros((3, 0), dtype=mx.float16), mx.zeros((3, 0)))
+        assert half.dtype == mx.float32
+
+
 # ---- sparsemax ----------------------------------------------------------------------------------
 
 GROUPS = [

@@ -55,6 +55,8 @@ def _extreme_at(name: str, x: mx.array, axis: int | None, keepdims: bool) -> mx.
         return mx.zeros(p.kept if keepdims else p.shape, dtype=mx.uint32)
     if settings().target == "reference" or cpu.maybe_tracing((x,)) == cpu.DYNAMIC:
         plain = mx.argmax if name == "argmax" else mx.argmin
+        if x.ndim == 0:  # of which MLX keeps no axes
+            return plain(x)
         return plain(x, axis=axis, keepdims=keepdims)
     (y,) = fold(name, f"{name[3:]}_at", (("y", "at"),), p, x, (mx.uint32,))
     return y.reshape(p.kept) if keepdims and p.axes else y

@@ -31,6 +31,7 @@ from ..launch import settings
 from ..metal import scalar
 from ..registry import Case, Op, Option, register
 from ..targets import cpu
+from ..transforms import Arrays
 from .cross_entropy_kernels import LOGITS, PROBABILITIES, TARGETS, Terms, forward
 from .loss_reductions import check_reduction, reduced
 
@@ -132,6 +133,18 @@ def counting_weights(
     return (targets != ignore).astype(mx.float32)
 
 
+def _of_no_classes(
+    logits: mx.array, targets: mx.array, soft: bool, ignore_index: int | None, z_loss: bool
+) -> Arrays:
+    """Losses and log-sum-exps of rows without classes, of which MLX finds no maximum."""
+    lse = mx.full(logits.shape[:-1], -mx.inf)
+    if soft:
+        return mx.full(lse.shape, mx.inf if z_loss else 0.0), lse
+    # No target is one of the classes.
+    kept = mx.array(True) if ignore_index is None else targets != ignore_index
+    return mx.broadcast_to(mx.where(kept, mx.nan, 0.0), lse.shape), lse
+
+
 # ---- op -----------------------------------------------------------------------------------------
 
 
@@ -211,10 +224,14 @@ def cross_entropy(
             inputs.append(class_weights)
             if not soft:
                 inputs.append(class_weights.sum())
-    twice = settings().target == "cpu"
-    kernel = forward(Terms(soft, class_weights is not None, twice=twice, **on), return_lse)
-    result = kernel(*inputs, *values)
-    loss = result[0] if return_lse else result
+    target = settings().target
+    if target == "reference" and logits.shape[-1:] == (0,):
+        check(op, (LOGITS, PROBABILITIES if soft else TARGETS), (logits, targets))
+        result = _of_no_classes(logits, targets, soft, ignore_index, on["z_loss"])
+    else:
+        terms = Terms(soft, class_weights is not None, twice=target == "cpu", **on)
+        result = forward(terms, return_lse)(*inputs, *values)
+    loss = result[0] if isinstance(result, tuple) else result
     counts = None
     if reduction == "mean":
         some = None if ignore_index is None else ignore

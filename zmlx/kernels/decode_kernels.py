@@ -254,9 +254,12 @@ for (int key = 0; key < count; ++key) {
     if form.mask != NO_MASK:
         text += _MASK_ROW
         given = "mask_row[size_t(start + key) * mask_key]"
-        change = f"s[r * KEYS + key] += float({given});"
-        if form.mask != ADDED:
-            change = f"s[r * KEYS + key] = {given} ? s[r * KEYS + key] : -FLT_MAX;"
+        change = f"s[r * KEYS + key] = {given} ? s[r * KEYS + key] : -FLT_MAX;"
+        if form.mask == ADDED:
+            # As the tiles of the backward, which takes the peak of these scores.
+            change = f"""\
+const float x = s[r * KEYS + key] + float({given});
+    s[r * KEYS + key] = x == -FLT_MAX ? -0.9999999f * FLT_MAX : x;"""
         text += f"for (int key = 0; key < count; ++key) {{\n    {change}\n}}\n"
     if near:
         # A query that has no key near has them all alike.

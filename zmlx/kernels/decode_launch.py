@@ -267,6 +267,8 @@ def _dense(form: Cache, named: dict[str, mx.array], bits: int, xp: Any) -> tuple
     """Keys and values in float32 as arrays of their own."""
     k, v = named["k"], named["v"]
     if form.kind == PAGED:
+        if not k.shape[0]:  # of which MLX takes nothing; a batch that reads it is NaN
+            k, v = (mx.zeros((1, *x.shape[1:]), x.dtype) for x in (k, v))
         # What the kernel does not read may be any number; MLX's take checks none.
         table = mx.clip(named["block_table"], 0, max(0, k.shape[0] - 1))
         k, v = (paged_dense(x, table) for x in (k, v))

@@ -346,6 +346,8 @@ def masked_softmax(
     some = (x,) if mask is None else (x, mask)
     if settings().target == "reference" or cpu.maybe_tracing(some) == cpu.DYNAMIC:
         dtype = x.dtype if mask is None or mask.dtype == mx.bool_ else mx.result_type(*some)
+        if not x.shape[-1] and cpu.maybe_tracing(some) != cpu.DYNAMIC:
+            return x.astype(dtype)  # MLX finds no maximum of nothing
         masks = mask if mask is None or mask.dtype == mx.bool_ else mask.astype(mx.float32)
         y = masked_softmax_reference(
             x.astype(mx.float32), masks, scale=scale, causal=causal, offset=offset

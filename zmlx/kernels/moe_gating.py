@@ -35,6 +35,8 @@ from .moe_gating_backward_text import BACKWARD
 SCORES = ("softmax", "sigmoid")
 GROUP_SCORES = ("top2", "max")
 
+#: A thread that has a row keeps up to 24 bytes of each expert on its stack, often of 8 MiB.
+_MOST_ON_A_STACK = 1 << 16
 #: Of more, a CPU's cache would not hold a row's columns.
 _MOST_EXPERTS = 4096
 #: As many as a vector of keys has places.
@@ -304,6 +306,8 @@ def _gating(
     def bad(argument: str, must: str, got: Any) -> ValueError:
         return ValueError(f"[topk_gating] '{argument}' must {must} but got {got}.")
 
+    if experts > _MOST_ON_A_STACK:
+        raise bad("logits", f"have at most {_MOST_ON_A_STACK} experts", experts)
     if n_groups < 1 or experts % n_groups:
         raise bad("n_groups", f"divide the {experts} experts", n_groups)
     kept = n_groups if topk_groups is None else topk_groups
@@ -333,7 +337,8 @@ def topk_gating(
         indices = the top_k largest of s + bias         weights = scale · s[indices] / Σ s[indices]
 
     Args:
-        logits: (*, E) in float32, float16 or bfloat16; computed in float32.
+        logits: (*, E) in float32, float16 or bfloat16, of at most 65536 experts; computed in
+            float32.
         bias: (E,), added to the scores for the choice only (DeepSeek-V3's correction). It has no
             gradient: a bias of the router's linear layer belongs into the logits.
         top_k: experts per token, at most those to choose from. There is no limit to it.

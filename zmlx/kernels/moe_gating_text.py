@@ -136,7 +136,7 @@ for (int r = 0; r < (FLAT ? 0 : ROWS); ++r) {
         const int width = E / GROUPS;
         // NaN ranks below, and so counts for no more than this.
         const uint least = zmlx_rank(-INFINITY);
-        float mark[GROUPS];
+        uint mark[GROUPS];
         for (int g = 0; g < GROUPS; ++g) {
             // The experts of a group lie in these places of a lane, beside those of its neighbours.
             const int begin = g * width / LANES;
@@ -161,7 +161,8 @@ for (int r = 0; r < (FLAT ? 0 : ROWS); ++r) {
             }
             const float next = zmlx_lanes<LANES, zmlx_lane_max>(zmlx_value<float>(second));
             const float ties = zmlx_lanes<LANES, zmlx_lane_sum>(float(equal));
-            mark[g] = TOP2 && width > 1 ? best + (ties > 1.0f ? best : next) : best;
+            // Infinities of both signs make NaN, which no comparison finds better or worse.
+            mark[g] = zmlx_rank(TOP2 && width > 1 ? best + (ties > 1.0f ? best : next) : best);
         }
         for (int g = 0; g < GROUPS; ++g) {
             int better = 0;

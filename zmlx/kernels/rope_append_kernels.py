@@ -75,7 +75,7 @@ BODY = (
     + """\
         for (uint b = 0; b < count; ++b) {
             const int64_t start = int64_t(positions[batch[b] * batch_stride]);
-            const bool fits = start >= 0 && start + length <= room;
+            const bool fits = start >= 0 && start <= int64_t(room) - int64_t(length);
             if (!fits && lane == 0) {
                 ZMLX_FAIL("offset", start);
             }
@@ -96,7 +96,7 @@ QUERIES
         const uint which = (group - blocks) / runs;
         const uint from = (group - blocks) % runs * run;
         const int64_t start = int64_t(positions[which * batch_stride]);
-        const bool fits = start >= 0 && start + length <= room;
+        const bool fits = start >= 0 && start <= int64_t(room) - int64_t(length);
         // As numbers, since a cache of few elements is in constant.
         const bool same = (size_t)k_cache == (size_t)k_out && (size_t)v_cache == (size_t)v_out;
         if (!fits || !same) {
@@ -151,7 +151,7 @@ TAKEN = (
     }
     for (uint b = 0; b < count; ++b) {
         const int64_t start = int64_t(positions[batch[b] * batch_stride]);
-        const bool fits = start >= 0 && start + length <= room;
+        const bool fits = start >= 0 && start <= int64_t(room) - int64_t(length);
         const size_t place = fits ? size_t(start) + step[b] : 0;
         for (uint head = 0; head < heads; ++head) {
             const size_t source = size_t(batch[b]) * heads * room + place * room_step
@@ -186,7 +186,7 @@ KEPT = """\
     const uint from = threadgroup_position_in_grid.x % runs * run;
     const uint upto = min(room, from + run);
     const int64_t start = int64_t(positions[size_t(which) * sizes[1]]);
-    const bool fits = start >= 0 && start + length <= room;
+    const bool fits = start >= 0 && start <= int64_t(room) - int64_t(length);
     const uint low = fits ? uint(start) : 0;
     const uint high = fits ? uint(start) + length : room;
     // As numbers, since a cache of few elements is in constant.

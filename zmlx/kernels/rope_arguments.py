@@ -137,7 +137,7 @@ def turning(
         shape = tuple(offset.shape)
         if shape not in ((), (1,), (batches,)):
             raise bad("offset", f"have shape () or ({batches},)", shape)
-        placed = STARTS if shape == (batches,) and batches > 1 else START
+        placed = STARTS if shape == (batches,) and batches != 1 else START
         start = offset.reshape(1) if shape == () else offset
     else:
         offset = check_integer(op, "offset", offset, "an int or an mx.array")

@@ -22,6 +22,7 @@ from ..arguments import Argument
 from ..codegen import Climb, Let, Operand, Output, Pass, Reduce, Rowwise
 from ..pattern import PatternKernel
 from ..registry import COUNTS_ELEMENTS, Op, Option, register
+from ..targets import cpu
 from ..transforms import Arrays
 from .softmax import over_axis
 
@@ -67,6 +68,8 @@ def _vjp(
 
 
 def _plain(x: mx.array) -> Arrays:
+    if not x.shape[-1] and cpu.maybe_tracing((x,)) != cpu.DYNAMIC:
+        return (x.astype(mx.float32),)  # MLX finds no maximum of nothing
     return (sparsemax_reference(x.astype(mx.float32)),)
 
 

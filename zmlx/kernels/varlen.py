@@ -42,22 +42,18 @@ const int queries = int(sizes[1]);
 const int keys = int(sizes[2]);
 const bool causal = int(rule[0]) != 0;
 const int window = int(rule[1]);
-int64_t wrong = int64_t(cu_seqlens_q[0]);
-bool good = wrong == 0;
-if (good && int64_t(cu_seqlens_k[0]) != 0) {
-    wrong = int64_t(cu_seqlens_k[0]);
-    good = false;
-}
+int64_t wrong_q = int64_t(cu_seqlens_q[0]), wrong_k = int64_t(cu_seqlens_k[0]);
+bool good_q = wrong_q == 0, good_k = wrong_k == 0;
 int q0 = 0, q1 = 0, k0 = 0, k1 = 0;
-for (int s = 0; s < sequences && good; ++s) {
+for (int s = 0; s < sequences && good_q && good_k; ++s) {
     const int64_t a = int64_t(cu_seqlens_q[s]), b = int64_t(cu_seqlens_q[s + 1]);
     const int64_t c = int64_t(cu_seqlens_k[s]), d = int64_t(cu_seqlens_k[s + 1]);
     if (b < a || b > queries || (s + 1 == sequences && b != queries)) {
-        wrong = b;
-        good = false;
+        wrong_q = b;
+        good_q = false;
     } else if (d < c || d > keys || (s + 1 == sequences && d != keys)) {
-        wrong = d;
-        good = false;
+        wrong_k = d;
+        good_k = false;
     } else if (i < queries ? i >= a && i < b : i - queries >= c && i - queries < d) {
         q0 = int(a);
         q1 = int(b);
@@ -65,8 +61,11 @@ for (int s = 0; s < sequences && good; ++s) {
         k1 = int(d);
     }
 }
-if (!good && i == 0) {
-    ZMLX_FAIL("cu_seqlens", wrong);
+const bool good = good_q && good_k;
+if (!good_q && i == 0) {
+    ZMLX_FAIL("cu_seqlens_q", wrong_q);
+} else if (!good_k && i == 0) {
+    ZMLX_FAIL("cu_seqlens_k", wrong_k);
 }
 const int offset = (k1 - k0) - (q1 - q0);
 if (i < queries) {
