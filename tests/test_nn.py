@@ -489,3 +489,22 @@ def test_tune_measures_what_layers_choose():
     )
     assert wrong.returncode == 2
     assert "[tune] 'OP' must be one of" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda n, x: n.elu(x, mx.array(0.5)),
+        lambda n, x: n.elu(x, float("inf")),
+        lambda n, x: n.celu(x, alpha=mx.array(0.5)),
+        lambda n, x: n.CELU(0.0)(x),
+        lambda n, x: n.leaky_relu(x, mx.full((24,), 0.1)),
+        lambda n, x: n.hard_tanh(x, mx.array(-1.0), mx.array(1.0)),
+        lambda n, x: n.softmax(x, axis=(1, 2)),
+        lambda n, x: n.softmax(x, None),
+    ],
+)
+def test_numbers_and_axes_that_kernels_do_not_take_are_left_to_mlx(call):
+    x = mx.random.normal((2, 6, 24))
+    with zmlx.prefer("zmlx"):
+        assert mx.array_equal(call(nn, x), call(mnn, x), equal_nan=True)

@@ -111,6 +111,90 @@ def test_a_replacement_runs_whether_its_arrays_come_by_place_or_by_name(cls, nam
         module()
 
 
+def test_a_gated_unit_takes_a_number():
+    model = mnn.Sequential(CountedUnit())
+    assert zmlx.patch(model).kinds() == {"gated": 1}
+    x = drawn(2, 3, 24)
+    assert mx.array_equal(model.layers[0](x, 2.0), mnn.silu(x) * 2.0)
+    assert mx.allclose(model.layers[0](2.0, x), mnn.silu(mx.array(2.0)) * x)
+
+
+class Scaled(mnn.Module):
+    """A feed-forward network with a learned number."""
+
+    def __init__(self, unit, start):
+        super().__init__()
+        self.up, self.down = mnn.Linear(24, 32), mnn.Linear(32, 24)
+        self.beta, self._unit = mx.array(start), unit
+
+    def __call__(self, x):
+        return self.down(self._unit(self.up(x), self.beta))
+
+
+@pytest.mark.parametrize(
+    ("unit", "start"),
+    [
+        (lambda h, beta: h * mx.sigmoid(beta * h), 1.0),
+        (lambda h, beta: beta * mnn.gelu(h), 1.0),
+        (lambda h, beta: mnn.silu(h) + beta, 0.0),
+        (lambda h, beta: mnn.silu(h) * beta[0].item(), [1.0]),
+        (lambda h, beta: mnn.silu(h) if beta.item() else mnn.gelu(h), False),
+    ],
+    ids=["in a sigmoid", "a factor", "a shift", "by number", "a switch"],
+)
+def test_a_learned_number_that_changes_nothing_yet_is_no_constant(unit, start):
+    report = zmlx.patch(mnn.Sequential(Scaled(unit, start)))
+    why = "what it computes goes by the values of its own arrays"
+    assert not report.replaced
+    assert [s.why for s in report.skipped] == [why]
+
+
+class Twofold(mnn.Module):
+    """Has two children with one path."""
+
+    def __init__(self):
+        super().__init__()
+        self.ins = {1: mnn.Linear(24, 32), "1": mnn.Linear(24, 32)}
+        self.down = mnn.Linear(32, 24)
+
+    def __call__(self, x):
+        return self.down(mnn.silu(self.ins[1](x)) * self.ins["1"](x))
+
+
+def test_children_with_one_path_are_not_mixed_up():
+    model, x = Twofold(), drawn(2, 3, 24)
+    before = model(x)
+    report = zmlx.patch(model)
+    assert [s.why for s in report.skipped] == ["its child 'ins.1' is not found by that path"]
+    assert mx.array_equal(model(x), before)
+
+
+class Dotted(mnn.Module):
+    """Has children whose names look like paths."""
+
+    def __init__(self):
+        super().__init__()
+        self["gate.a"], self.up = mnn.Linear(24, 32), mnn.Linear(24, 32)
+        self.down, self["norm.a"] = mnn.Linear(32, 24), mnn.RMSNorm(24)
+
+    def __call__(self, x):
+        return self.down(mnn.silu(self["gate.a"](x)) * self.up(x))
+
+
+class DottedSum(Dotted):
+    def __call__(self, x, mask=None):
+        return self["norm.a"](x + self.down(self.up(x)))
+
+
+@pytest.mark.parametrize("cls", [Dotted, DottedSum])
+def test_children_whose_names_have_a_dot_do_no_harm(cls):
+    model, x = cls(), drawn(2, 3, 24)
+    before = model(x)
+    report = zmlx.patch(model)
+    assert {r.path for r in report.replaced} <= {"", "norm.a"}
+    assert mx.allclose(model(x), before, atol=1e-5)
+
+
 class Output(mnn.Module):
     """The end of a block after the norm, which gets what its sum is with."""
 

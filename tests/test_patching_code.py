@@ -31,6 +31,23 @@ def calls(monkeypatch):
         yield seen
 
 
+class ByNames(mnn.Module):
+    """All arguments by name."""
+
+    def __call__(self, x):
+        x = mx.fast.rms_norm(x=x, weight=None, eps=1e-5)
+        x = mx.fast.layer_norm(x=x, weight=None, bias=None, eps=1e-5)
+        return mx.fast.rope(a=x, dims=8, traditional=False, base=1e4, scale=1.0, offset=3)
+
+
+def test_arrays_may_be_given_by_mlxs_names():
+    model = mnn.Sequential(ByNames())
+    before = model(X)
+    assert zmlx.patch(model).kinds() == {"calls": 1}
+    with zmlx.prefer("zmlx"):
+        assert mx.allclose(model(X), before, rtol=1e-4, atol=1e-5).item()
+
+
 def heads(x):
     return mx.unflatten(x, -1, (2, 8)).swapaxes(1, 2)
 

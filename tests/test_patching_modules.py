@@ -1,5 +1,7 @@
 """Modules written by hand: what looks like a layer is replaced, and what only looks so is not."""
 
+from typing import NamedTuple
+
 import mlx.core as mx
 import mlx.nn as mnn
 import pytest
@@ -357,3 +359,98 @@ def test_a_class_that_was_changed_since_it_was_patched_is_read_again(monkeypatch
     before = model(x)
     zmlx.patch(model)
     assert mx.allclose(model(x), before, rtol=1e-5, atol=1e-6)
+
+
+class Config(NamedTuple):
+    """What a network is made of."""
+
+    act: mnn.Module
+
+
+class AttributeConfig(dict):
+    """The same as a dict with attributes."""
+
+    __getattr__ = dict.__getitem__
+
+
+class Configured(mnn.Module):
+    """A network that reads its activation from what it was configured with."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config, self.up, self.down = config, mnn.Linear(8, 16), mnn.Linear(16, 8)
+
+    def __call__(self, x):
+        return self.down(self.config.act(self.up(x)))
+
+
+@pytest.mark.parametrize("cls", [Config, AttributeConfig])
+def test_a_configuration_is_read_by_attributes(cls):
+    model = Configured(cls(act=mnn.GELU()))
+    x = mx.random.normal((2, 3, 8), key=mx.random.key(1))
+    before = model(x)
+    assert zmlx.patch(model).kinds()["mlp"] == 1
+    # The rounding of a few products of rows of 16.
+    assert mx.allclose(model(x), before, rtol=1e-5, atol=1e-6)
+
+
+class Named(mnn.Module):
+    """Its children are called as methods of a dict, and with a dot."""
+
+    def __init__(self):
+        super().__init__()
+        self["keys"], self["values"] = mnn.Linear(8, 16), mnn.Linear(16, 8)
+        self["norm.1"], self["norm.2"] = mnn.RMSNorm(8), mnn.RMSNorm(8)
+
+    def __call__(self, x):
+        y = self["values"](mnn.silu(self["keys"](self["norm.1"](x))))
+        return self["norm.2"](x + y)
+
+
+class NamedMLP(mnn.Module):
+    """A network of such."""
+
+    def __init__(self):
+        super().__init__()
+        self["keys.in"], self["values"] = mnn.Linear(8, 16), mnn.Linear(16, 8)
+
+    def __call__(self, x):
+        return self["values"](mnn.silu(self["keys.in"](x)))
+
+
+def test_children_of_any_name_are_found():
+    model = mnn.Sequential(Named(), NamedMLP())
+    x = mx.random.normal((2, 3, 8), key=mx.random.key(1))
+    before = model(x)
+    assert zmlx.patch(model, mode="training").kinds() == {"norm": 2, "mlp": 1}
+    # The rounding of a few products of rows of 16.
+    assert mx.allclose(model(x), before, rtol=1e-5, atol=1e-6)
+
+
+class Hiding(mnn.GELU):
+    """An activation that knows the module above it, and may go by it."""
+
+    reads = False
+
+    def __call__(self, x):
+        return super().__call__(x) * (self.hidden[0].down.weight.shape[0] if self.reads else 1)
+
+
+@pytest.mark.parametrize(("reads", "kinds"), [(False, {"activation": 1}), (True, {})])
+def test_a_module_above_that_a_tuple_hides_is_not_entered(reads, kinds):
+    model = Feed(Hiding())
+    model.act.reads, model.act.hidden = reads, (model,)
+    x = mx.random.normal((2, 3, 24), key=mx.random.key(1))
+    before = model(x)
+    assert zmlx.patch(model).kinds() == kinds
+    # The rounding of a few products of rows of 32.
+    assert mx.allclose(model(x), before, rtol=1e-5, atol=1e-5)
+
+
+def test_two_activations_that_know_their_sequence_are_replaced():
+    model = mnn.Sequential(Hiding(), mnn.Tanh())
+    model.layers[0].hidden = (model,)
+    x = mx.random.normal((2, 24), key=mx.random.key(1))
+    before = model(x)
+    assert zmlx.patch(model).kinds() == {"activation": 2}
+    assert mx.allclose(model(x), before, atol=1e-5)

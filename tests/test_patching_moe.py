@@ -4,7 +4,7 @@ import mlx.core as mx
 import mlx.nn as mnn
 import pytest
 from mlx.utils import tree_flatten
-from mlx_lm.models.switch_layers import SwitchGLU
+from mlx_lm.models.switch_layers import SwitchGLU, _gather_sort, _scatter_unsort
 from ops.sweep import DTYPES, in_dtypes
 from small_models import build
 from test_patching import ROUTED, greedy, quantized
@@ -330,6 +330,31 @@ def test_other_experts_are_left_alone_with_a_reason(cls, why):
     assert report.kinds() == {"router": 1, "gated": 1}
     assert [(s.path, s.why) for s in report.skipped] == [("switch_mlp", why)]
     assert near(block(x), want)
+
+
+class Scaled(SwitchGLU):
+    """Experts with a learned factor before the last projection."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.alpha = mx.array(1.0)
+
+    def __call__(self, x, indices):
+        x, i, many = mx.expand_dims(x, (-2, -3)), indices, indices.size >= 64
+        if many:
+            x, i, back = _gather_sort(x, indices)
+        gate = self.gate_proj(x, i, sorted_indices=many)
+        h = mnn.silu(gate) * self.up_proj(x, i, sorted_indices=many) * self.alpha
+        y = self.down_proj(h, i, sorted_indices=many)
+        return (_scatter_unsort(y, back, indices.shape) if many else y).squeeze(-2)
+
+
+def test_a_learned_factor_in_experts_is_no_constant():
+    model = mnn.Sequential(Block(by_softmax, Scaled(64, 32, 8)))
+    report = zmlx.patch(model)
+    assert "experts" not in report.kinds()
+    why = "what it computes goes by the values of its own arrays"
+    assert [s.why for s in report.skipped if s.module == "Scaled"] == [why]
 
 
 class Blind(SwitchGLU):

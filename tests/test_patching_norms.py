@@ -7,6 +7,7 @@ from handwritten_modules import Residual
 from mlx.utils import tree_flatten
 
 import zmlx
+from zmlx.patching.plans import plan_of
 
 EPS = {mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
 
@@ -183,3 +184,95 @@ def test_a_norm_in_float32_between_projections_in_half_precision(norm, patched_i
     after = model(x)
     zmlx.unpatch(model)
     assert after.dtype == model(x).dtype == mx.bfloat16
+
+
+def by_hand(x, eps):
+    return x * mx.rsqrt(x.square().mean(-1, keepdims=True) + eps)
+
+
+class Gained(mnn.Module):
+    """Has attributes that equal its eps and are none."""
+
+    def __init__(self, length=24):
+        super().__init__()
+        self.init_std, self.eps, self.margin = 1e-5, 1e-5, 1e-5
+        self.gain = mx.random.uniform(0.5, 2, (length,), key=mx.random.key(3))
+
+    def __call__(self, x):
+        return self.gain * by_hand(x, self.eps)
+
+
+def test_a_weight_of_one_element_is_no_norms():
+    report = zmlx.patch(mnn.Sequential(Gained(1)))
+    assert [s.why for s in report.skipped] == [
+        "a parameter of one element does not say how long its rows are"
+    ]
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 24)], ids=str)
+def test_a_weight_of_another_shape_is_the_norms_own_affair(shape):
+    model, x = mnn.Sequential(Gained()), mx.random.normal((2, 5, 24), key=mx.random.key(4))
+    assert zmlx.patch(model).kinds() == {"norm": 1}
+    norm = model.layers[0]
+    assert norm(x[..., :1]).shape == (2, 5, 24)
+    norm.gain = mx.full(shape, 2.0)
+    assert mx.allclose(model(x), 2 * by_hand(x, 1e-5), rtol=1e-5)
+
+
+def test_the_norm_of_a_sum_may_get_a_weight_of_another_shape():
+    model, x = Residual(Gained), mx.random.normal((2, 5, 24), key=mx.random.key(4))
+    assert "residual_norm" in zmlx.patch(model).kinds()
+    model.norm1.gain = model.norm2.gain = mx.full((1,), 2.0)
+    after = model(x)
+    zmlx.unpatch(model)
+    assert mx.allclose(after, model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_an_attribute_that_happens_to_equal_eps_is_not_taken_for_it():
+    model, x = mnn.Sequential(Gained()), mx.random.normal((2, 5, 24), key=mx.random.key(4))
+    norm, before = model.layers[0], model(x)
+    zmlx.patch(model)
+    assert plan_of(norm).norm.eps_name == "eps"
+    norm.eps = 0.5
+    assert plan_of(norm) is not None
+    assert mx.allclose(model(x), norm.gain * by_hand(x, 0.5), rtol=1e-4, atol=1e-5)
+    norm.eps, norm.init_std, norm.margin = 1e-5, 0.5, 0.5
+    assert mx.allclose(model(x), before, rtol=1e-4, atol=1e-5)
+
+
+class Least(Gained):
+    """Has a least eps."""
+
+    def __init__(self):
+        super().__init__()
+        del self.init_std, self.margin
+
+    def __call__(self, x):
+        return self.gain * by_hand(x, max(self.eps, 1e-6))
+
+
+def test_an_eps_that_is_changed_in_the_call_is_not_read_from_its_attribute():
+    model, x = mnn.Sequential(Least()), mx.random.normal((2, 5, 24), key=mx.random.key(4))
+    norm, before = model.layers[0], model(x)
+    assert zmlx.patch(model).kinds() == {"norm": 1}
+    norm.eps = 0.0
+    assert plan_of(norm) is None
+    assert mx.allclose(model(x), before, rtol=1e-4, atol=1e-4)
+
+
+class Parted(Renamed):
+    """Has attributes before its own that equal them."""
+
+    def __init__(self):
+        super().__init__()
+        own = dict(vars(self))
+        vars(self).clear()
+        vars(self).update({"kernel_size": 3, "margin": 1e-3, **own})
+
+
+def test_attributes_that_happen_to_equal_a_group_norms_are_not_taken_for_them():
+    model = mnn.Sequential(Parted())
+    norm = model.layers[0]
+    assert zmlx.patch(model).kinds() == {"norm": 1}
+    plan = plan_of(norm)
+    assert (plan.groups, plan.eps) == ("parts", "tiny")

@@ -2,6 +2,8 @@
 
 import copy
 import inspect
+import threading
+from collections import defaultdict
 
 import mlx.core as mx
 import mlx.nn as mnn
@@ -389,3 +391,104 @@ def test_patching_leaves_the_statistics_of_a_batch_norm_as_they_are():
     assert mx.array_equal(model.other.running_mean, mean)
     # The rounding of a norm of 8.
     assert mx.allclose(model(x), before, rtol=1e-5, atol=1e-6)
+
+
+class ByAttribute(dict):
+    """A dict that is read by attributes."""
+
+    __getattr__ = dict.__getitem__
+
+
+class Stack(list):
+    """A list with a method."""
+
+    def last(self):
+        return self[-1]
+
+
+class Filling(mnn.Module):
+    """Keeps its activations in such, and puts what it computes where others see it."""
+
+    def __init__(self):
+        super().__init__()
+        self.named, self.stack = ByAttribute(a=mnn.GELU(), b=mnn.Tanh()), Stack([mnn.SiLU()])
+        self.log, self.counts = [], defaultdict(int)
+
+    def __call__(self, x):
+        y = self.named.a(x) + self.named.b(x) + self.stack.last()(x)
+        self.log.append(y.shape)
+        self.counts["calls"] += 1
+        return y
+
+
+def test_lists_and_dicts_of_their_own_classes_stay_what_they_are():
+    filling = Filling()
+    names = ("named", "stack", "log", "counts")
+    kept = [filling[name] for name in names]
+    model = mnn.Sequential(mnn.Linear(24, 24), filling)
+    x = mx.random.normal((2, 24), key=mx.random.key(2))
+    assert zmlx.patch(model).kinds() == {"activation": 3}
+    assert (filling.log, filling.counts) == ([], {})
+    after = model(x)
+    assert (filling.log, filling.counts) == ([(2, 24)], {"calls": 1})
+    model.layers[1].stack.append(mnn.ReLU())
+    zmlx.unpatch(model)
+    assert all(
+        filling[n] is v for n, v in zip(("named", "stack", "log", "counts"), kept, strict=True)
+    )
+    assert [type(m) for m in filling.stack] == [mnn.SiLU, mnn.ReLU]
+    filling.stack.pop()
+    assert mx.allclose(model(x), after, atol=1e-5)
+
+
+def test_a_copied_module_leads_to_no_change_of_lists_that_did_not_change():
+    stack, unit = Stack([mnn.SiLU()]), Core()
+    unit.units = stack
+    model = mnn.Sequential(unit, mnn.Linear(24, 24), unit)
+    zmlx.patch(model)
+    model.layers[0].units.append(mnn.ReLU())
+    zmlx.unpatch(model)
+    assert unit.units is stack
+    assert [type(m) for m in stack] == [mnn.SiLU, mnn.ReLU]
+
+
+class Locked(mnn.RMSNorm):
+    """A norm with a lock, which no copy has in common with it."""
+
+    def __init__(self):
+        super().__init__(24)
+        self.lock = threading.Lock()
+
+    def __getstate__(self):
+        return {k: v for k, v in vars(self).items() if k != "lock"}
+
+    def __setstate__(self, state):
+        vars(self).update(state)
+        self.lock = threading.Lock()
+
+
+class Slotted(mnn.RMSNorm):
+    """A norm with a slot."""
+
+    __slots__ = ("name",)
+
+    def __init__(self):
+        super().__init__(24)
+        self.name = "slotted"
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copy_of_a_patched_module_is_what_its_class_makes_of_its_state(copied):
+    locked, slotted = Locked(), Slotted()
+    x = mx.random.normal((2, 24), key=mx.random.key(2))
+    assert zmlx.patch(mnn.Sequential(locked, slotted)).kinds() == {"norm": 2}
+    for norm in locked, slotted:
+        twin = copied(norm)
+        assert plan_of(twin) is not None
+        assert mx.array_equal(twin(x), norm(x))
+        assert zmlx.unpatch(twin) == 1
+        assert type(twin) in (Locked, Slotted)
+        assert plan_of(norm) is not None
+    twin = copied(locked)
+    assert twin.lock is not locked.lock
+    assert copied(slotted).name == "slotted"

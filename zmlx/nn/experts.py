@@ -241,7 +241,9 @@ class SwitchGLU(mnn.Module):
         parts = (self.gate_proj, self.up_proj, self.down_proj)
         gate, up, down = parts
         plain = all(type(p) is SwitchLinear and "bias" not in p for p in parts)
-        fused = plain and type(self.activation) is _SwiGLU
+        kind = type(self.activation)
+        # `zmlx.patch` derives a class from it.
+        fused = plain and getattr(kind, "_zmlx_class", kind) is _SwiGLU
         return Experts(gate, up, down, self.activation, down.num_experts, fused)
 
     def _extra_repr(self) -> str:

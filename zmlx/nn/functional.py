@@ -6,8 +6,9 @@ A function has MLX's signature. It asks `zmlx.choice` which of the two runs for 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import mlx.core as mx
@@ -111,7 +112,8 @@ def _activation(op: str, mlx: Function) -> Function:
     IMPLEMENTATIONS[op] = Implementations(kernel, mlx)
 
     def function(x: mx.array, *numbers: float, **named: float) -> mx.array:
-        if use_kernel(op, x):
+        given = (*numbers, *named.values())
+        if use_kernel(op, x) and _are_numbers(*given) and not (op == "celu" and 0 in given):
             return kernel(x, **dict(zip(names, numbers, strict=False)), **named)  # type: ignore[no-any-return]
         return mlx(x, *numbers, **named)
 
@@ -119,6 +121,13 @@ def _activation(op: str, mlx: Function) -> Function:
     function.__doc__ = mlx.__doc__
     function.__wrapped__ = mlx  # type: ignore[attr-defined]
     return function
+
+
+def _are_numbers(*values: Any) -> bool:
+    """Whether values are finite numbers of Python: MLX takes others and arrays, too."""
+    return all(
+        isinstance(v, (int, float)) and not isinstance(v, bool) and isfinite(v) for v in values
+    )
 
 
 def _options(op: str) -> Any:
@@ -155,7 +164,7 @@ activations: dict[str, Function] = {
 
 def hard_tanh(x: mx.array, min_val: float = -1.0, max_val: float = 1.0) -> mx.array:
     """`mlx.nn.hard_tanh`."""
-    if use_kernel("hardtanh", x):
+    if use_kernel("hardtanh", x) and _are_numbers(min_val, max_val):
         return kernels.hardtanh(x, min_val=min_val, max_val=max_val)
     return mnn.hard_tanh(x, min_val, max_val)  # type: ignore[no-any-return]
 
@@ -167,9 +176,9 @@ def glu(x: mx.array, axis: int = -1) -> mx.array:
     return mnn.glu(x, axis)
 
 
-def softmax(x: mx.array, axis: int = -1) -> mx.array:
+def softmax(x: mx.array, axis: int | Sequence[int] | None = -1) -> mx.array:
     """`mlx.nn.softmax`."""
-    if use_kernel("softmax", x):
+    if use_kernel("softmax", x) and type(axis) is int:
         return kernels.softmax(x, axis)
     return mnn.softmax(x, axis)  # type: ignore[no-any-return]
 

@@ -73,14 +73,15 @@ def _layer_norm(
     return run(x, weight, bias, eps, **others)
 
 
-def _rope(x: mx.array, dims: int, **options: Any) -> mx.array:
+def _rope(a: mx.array, dims: int, **options: Any) -> mx.array:
+    """The array has MLX's name for it: it may be given by name."""
     offset, base = options.get("offset"), options.get("base")
     known = options.keys() <= {"traditional", "base", "scale", "offset", "freqs"}
-    known = known and _are_floats(x) and _is_number(options.get("scale"))
+    known = known and _are_floats(a) and _is_number(options.get("scale"))
     known = known and (base is None or _is_number(base))
     if isinstance(offset, mx.array):
         known = known and offset.dtype in (mx.int32, mx.uint32, mx.int64)
-    return (F.rope if known else mx.fast.rope)(x, dims, **options)
+    return (F.rope if known else mx.fast.rope)(a, dims, **options)
 
 
 def _softmax(x: mx.array, axis: Any = None, **others: Any) -> mx.array:

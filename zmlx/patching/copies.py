@@ -7,6 +7,7 @@ above that stays keeps the original for `unpatch`.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +15,11 @@ from typing import Any
 import mlx.nn as nn
 
 from .held import same
-from .wiring import is_opaque, shadow
+from .wiring import entries, is_opaque, rebuilt, shadow
 
 #: The attribute of a module that has the originals of what was copied directly below it: (original,
-#: copy, attributes of the copy when it was made), those further below too.
+#: copy, attributes of the copy when it was made), those further below too. Lists and dicts with
+#: modules in them are copied as well, and have their entries in the place of attributes.
 ORIGINALS = "_zmlx_originals"
 
 Keys = tuple[Any, ...]
@@ -78,19 +80,22 @@ def give_back(parent: nn.Module) -> None:
         if id(child) in originals:
             _put(parent, keys, originals[id(child)])
     for original, copied, before in made:
-        _take_over(original, copied, before, originals)
+        if isinstance(original, nn.Module):
+            _take_over(original, copied, before, originals)
+        else:
+            _take_over_entries(original, copied, before, originals)
 
 
 def _children(module: nn.Module) -> Iterator[tuple[Keys, nn.Module]]:
-    def entries(value: Any, keys: Keys) -> Iterator[tuple[Keys, nn.Module]]:
+    def below(value: Any, keys: Keys) -> Iterator[tuple[Keys, nn.Module]]:
         if isinstance(value, nn.Module):
             yield keys, value
         elif isinstance(value, (list, dict)):  # MLX looks for no modules in a tuple
-            for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-                yield from entries(inner, (*keys, key))
+            for key, inner in entries(value):
+                yield from below(inner, (*keys, key))
 
     for key, value in module.items():
-        yield from entries(value, (key,))
+        yield from below(value, (key,))
 
 
 def _at(value: Any, keys: Keys) -> Any:
@@ -104,22 +109,27 @@ def _put(parent: nn.Module, keys: Keys, new: nn.Module) -> None:
     if isinstance(holder, dict):
         dict.__setitem__(holder, keys[-1], new)
     else:
-        holder[keys[-1]] = new
+        list.__setitem__(holder, keys[-1], new)
 
 
-def _mapped(value: Any, function: Any) -> Any:
-    """A list or dict with other modules."""
+def _mapped(value: Any, function: Any, made: list[Any] | None = None) -> Any:
+    """A list or dict with other modules, itself where it has none: others may hold it too, and what
+    a call puts in is theirs."""
     if isinstance(value, nn.Module):
         return function(value)
-    if isinstance(value, list):
-        return [_mapped(v, function) for v in value]
-    if isinstance(value, dict):
-        return {k: _mapped(v, function) for k, v in value.items()}
-    return value
+    if not isinstance(value, (list, dict)):
+        return value
+    parts = {k: _mapped(v, function, made) for k, v in entries(value)}
+    if all(parts[k] is v for k, v in entries(value)):
+        return value
+    copied = rebuilt(value, parts)
+    if made is not None:
+        made.append((value, copied, parts))
+    return copied
 
 
 def _copied(module: nn.Module, made: list[Any]) -> nn.Module:
-    below = {k: _mapped(v, lambda m: _copied(m, made)) for k, v in module.items()}
+    below = {k: _mapped(v, lambda m: _copied(m, made), made) for k, v in module.items()}
     copied: nn.Module = shadow(module, below)
     made.append((module, copied, _attributes(copied)))
     return copied
@@ -140,9 +150,33 @@ def _take_over(
     for key in [k for k in original if k not in copied]:
         dict.pop(original, key)
     for key, value in copied.items():
-        value = _mapped(value, lambda m: originals.get(id(m), m))
+        value = _given_back(value, originals)
         if not _equal(original.get(key), value):
             dict.__setitem__(original, key, value)
+
+
+def _take_over_entries(
+    original: Any, copied: Any, before: Mapping[Any, Any], originals: dict[int, Any]
+) -> None:
+    """What changed in a copied list or dict changes in the original, which others may hold."""
+    now = dict(entries(copied))
+    if len(now) == len(before) and all(before.get(k, before) is v for k, v in now.items()):
+        return
+    parts = {k: _given_back(v, originals) for k, v in now.items()}
+    if isinstance(original, list):
+        list.__setitem__(original, slice(None), list(parts.values()))
+        return
+    base: Any = OrderedDict if isinstance(original, OrderedDict) else dict
+    for key in [k for k in original if k not in parts]:
+        base.pop(original, key)
+    for key, value in parts.items():
+        base.__setitem__(original, key, value)
+
+
+def _given_back(value: Any, originals: dict[int, Any]) -> Any:
+    if id(value) in originals:
+        return originals[id(value)]
+    return _mapped(value, lambda m: originals.get(id(m), m))
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -80,6 +80,8 @@ class Leaves:
             return self._gate(module)
         if len(required) != 1:
             return None
+        if any(a.shape == (1,) for a in arrays.values()):
+            raise UnmatchedError("a parameter of one element does not say how long its rows are")
         width = next(iter(arrays.values())).shape[0] if arrays else _width_attribute(module) or 16
         self._own.clear()
         found = (
@@ -143,21 +145,41 @@ class Leaves:
         found = None
         for norm in norms(module, self._small_numbers(module, arrays, width)):
             names = [n for n in (norm.weight, norm.bias) if n is not None]
-
-            def template(
-                x: mx.array, *given: mx.array, norm: Norm = norm, names: Any = names
-            ) -> Any:
-                by_name = dict(zip(names, given, strict=True))
-                weight = by_name.get(norm.weight)
-                return [norm.in_mlx(x, weight, by_name.get(norm.bias))]
-
+            template = partial(_normed, norm, names)
             verified = self._compare(module, arrays, names, width, template, ("norm", norm, width))
-            if verified:
+            others = [(norm.eps_name, eps) for eps in _other_eps(norm.eps) if norm.eps_name]
+            if verified and all(
+                self._follows(module, arrays, names, width, name, eps,
+                              partial(_normed, replace(norm, eps=eps), names))
+                for name, eps in others
+            ):  # fmt: skip
                 plan = NormPlan("norm", norm.op, width, verified, norm)
                 if any(dtype == own_dtype for dtype, _ in verified):
                     return plan
                 found = found or plan
         return found
+
+    def _follows(
+        self,
+        module: mnn.Module,
+        arrays: dict[str, mx.array],
+        names: Sequence[str],
+        width: int,
+        attribute: str,
+        value: Any,
+        template: Callable[..., Any],
+    ) -> bool:
+        """Whether the module with another value of an attribute equals the template with it: the
+        one that was looked for may be in another attribute, or in the call, too."""
+        twin = shadow(module, {})
+        vars(twin)[attribute] = value
+        inputs = [mx.zeros((*self._sizes.leads[0], self._width(module, arrays, width)))]
+        inputs += [arrays[n] for n in names]
+        try:
+            ours = self._graphs.capture(partial(_called, twin, names), inputs)
+            return self._algebra.same(ours, self._graphs.capture(template, inputs))
+        except Exception:
+            return False
 
     def _small_numbers(
         self, module: mnn.Module, arrays: dict[str, mx.array], width: int
@@ -182,15 +204,17 @@ class Leaves:
         numbers = [k for k, v in own.items() if isinstance(v, float) and 0 <= v < 1]
         orders = [tuple(arrays), tuple(arrays)[::-1]] if arrays else [()]
         for groups, eps, names, interleaved in product(counts, numbers, orders, (True, False)):
-            twin = mnn.GroupNorm(own[groups], width, own[eps], bool(arrays), not interleaved)
-
-            def template(x: mx.array, *given: mx.array, twin: Any = twin) -> Any:
-                twin.update(dict(zip(("weight", "bias"), given, strict=False)))
-                return [twin(x)]
-
+            template = partial(_group_normed, own[groups], own[eps], interleaved)
             key = ("group_norm", own[groups], own[eps], names, interleaved, width)
             verified = self._compare(module, arrays, names, width, template, key)
-            if verified:
+            follows = partial(self._follows, module, arrays, names, width)
+            if verified and all(
+                follows(eps, e, partial(_group_normed, own[groups], e, interleaved))
+                for e in _other_eps(own[eps])
+            ) and all(
+                follows(groups, n, partial(_group_normed, n, own[eps], interleaved))
+                for n in {1, width} - {own[groups]}
+            ):  # fmt: skip
                 weight, bias = names or (None, None)
                 return GroupNormPlan(
                     "norm", "group_norm", width, verified, groups, eps, weight, bias, interleaved
@@ -275,11 +299,8 @@ class Leaves:
         of = *names, x.shape, x.dtype
         found = self._own.get(of)
         if found is None:
-
-            def call(x: mx.array, *given: mx.array) -> Any:
-                return [own_call(shadow(module, dict(zip(names, given, strict=True))), x)]
-
             own = [arrays[n] for n in names]
+            call = partial(_called, module, names)
             found = self._own[of] = self._graphs.capture(call, [x, *own])
         return found
 
@@ -317,6 +338,27 @@ class Leaves:
 
 def _alone(f: Callable[[mx.array], mx.array], x: mx.array) -> list[mx.array]:
     return [f(x)]
+
+
+def _called(module: mnn.Module, names: Sequence[str], x: mx.array, *given: mx.array) -> Any:
+    """The module's own call, with arrays for its parameters of these names."""
+    return [own_call(shadow(module, dict(zip(names, given, strict=True))), x)]
+
+
+def _normed(norm: Norm, names: Sequence[str], x: mx.array, *given: mx.array) -> Any:
+    by_name: dict[str | None, mx.array] = dict(zip(names, given, strict=True))
+    return [norm.in_mlx(x, by_name.get(norm.weight), by_name.get(norm.bias))]
+
+
+def _group_normed(groups: int, eps: float, interleaved: bool, x: mx.array, *given: mx.array) -> Any:
+    norm = mnn.GroupNorm(groups, x.shape[-1], eps, bool(given), not interleaved)
+    norm.update(dict(zip(("weight", "bias"), given, strict=False)))
+    return [norm(x)]
+
+
+def _other_eps(eps: float) -> tuple[float, float]:
+    """Less and more, as a call may have a least or a largest one."""
+    return eps / 1024, eps + 0.25
 
 
 def _width_attribute(module: mnn.Module) -> int | None:

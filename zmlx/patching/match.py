@@ -13,6 +13,7 @@ import mlx.nn as mnn
 
 from ..nn import functional as F
 from . import code
+from .experts import redrawn
 from .leaves import FLOATS, SIZES, Leaves, Sizes
 from .mixtures import Mixtures
 from .plans import CodePlan, DropoutPlan, MLPPlan, NormPlan, Plan, RouterPlan
@@ -26,6 +27,7 @@ from .wiring import (
     Wiring,
     child_of,
     detached,
+    entries,
     parameters_of_call,
     widths,
     wiring,
@@ -113,18 +115,39 @@ class Matcher(Mixtures, Leaves):
         if type(module) is mnn.Dropout:
             axes = frozenset((d, n) for d in FLOATS for n in range(9))
             return DropoutPlan("dropout", "dropout", 4096, axes)
+        _all_found_by_path(module)
         router = self._router(module)
         if router is not None:
             return router
         if not _children(module):
             return self._leaf(module)
         try:
-            found = self._experts(module) or self._mixture(module) or self._mlp(module)
+            found = (
+                self._whatever_it_holds(self._experts, module)
+                or self._mixture(module)
+                or self._whatever_it_holds(self._mlp, module)
+            )
         except UnmatchedError as reason:
             if (block := self._block(module)) is None:
                 raise reason from None
             return block
         return found or self._block(module)
+
+    def _whatever_it_holds(
+        self, find: Callable[[mnn.Module], Plan | None], module: mnn.Module
+    ) -> Plan | None:
+        """The plan, which has to be the same for all values of the module's own arrays."""
+        plan = find(module)
+        other = None if plan is None else redrawn(module)
+        if other is None:
+            return plan
+        try:
+            same = find(other) == plan
+        except UnmatchedError:
+            same = False
+        if not same:
+            raise UnmatchedError("what it computes goes by the values of its own arrays")
+        return plan
 
     def _wirings(
         self, module: mnn.Module, axes: Sequence[int], candidates: Iterable[Sequence[int]]
@@ -392,6 +415,25 @@ def _children(module: mnn.Module) -> list[mnn.Module]:
     for value in module.values():
         collect(value)
     return found
+
+
+def _all_found_by_path(module: mnn.Module) -> None:
+    """Raises where a plan could not find a child again, as one whose name has a dot."""
+
+    def look(value: Any, path: str) -> None:
+        if isinstance(value, mnn.Module):
+            try:
+                found = child_of(module, path)
+            except Exception:
+                found = None
+            if found is not value:
+                raise UnmatchedError(f"its child {path!r} is not found by that path")
+        elif isinstance(value, (list, tuple, dict)):
+            for k, v in entries(value):
+                look(v, f"{path}.{k}")
+
+    for key, value in module.items():
+        look(value, key)
 
 
 def _is_projection(child: mnn.Module) -> bool:

@@ -23,7 +23,7 @@ from ..nn.choosing import TYPICAL_ROWS
 from ..nn.dropout import dropped
 from ..nn.expert_rows import Experts, each
 from .routing import Routing
-from .templates import OF_X, Norm
+from .templates import OF_X, Norm, are_as_long
 from .wiring import child_of
 
 Verified = frozenset[tuple[mx.Dtype, int]]
@@ -94,6 +94,11 @@ class NormPlan(Plan):
     def reads(self) -> tuple[str, ...]:
         return (self.norm.eps_name,)
 
+    def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
+        if isinstance(x, mx.array) and not self.norm.takes(module, x):
+            return original(module, x, *a, **k)
+        return super().run(module, original, x, *a, **k)
+
     def apply(self, module: Any, x: mx.array) -> mx.array:
         norm = self.norm
         eps = getattr(module, norm.eps_name) if norm.eps_name else norm.eps
@@ -126,7 +131,8 @@ class GroupNormPlan(Plan):
         return self.groups, self.eps
 
     def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
-        known = not a and not k and (x.dtype, x.ndim) in self.verified
+        known = not a and not k and isinstance(x, mx.array) and (x.dtype, x.ndim) in self.verified
+        known = known and are_as_long(module, (self.weight, self.bias), x)
         if not known or not use_kernel("group_norm", x):
             return original(module, x, *a, **k)
         weight, bias = (None if n is None else module[n] for n in (self.weight, self.bias))
@@ -156,7 +162,9 @@ class GatePlan(Plan):
     def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
         if self.packed:
             return super().run(module, original, x, *a, **k)
-        if k or len(a) != 1 or (x.dtype, x.ndim) not in self.verified or a[0].dtype != x.dtype:
+        # A number may stand for either array.
+        known = not k and len(a) == 1 and all(isinstance(v, mx.array) for v in (x, *a))
+        if not known or (x.dtype, x.ndim) not in self.verified or a[0].dtype != x.dtype:
             return original(module, x, *a, **k)
         gate, up = (x, a[0]) if self.gate_first else (a[0], x)
         return F.gated[self.op](gate, up)

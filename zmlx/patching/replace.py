@@ -22,7 +22,7 @@ from .copies import give_back
 from .held import HELD, STATE, hold, holds_the_same, same
 from .plans import PLAN, CodePlan, Plan, plan_of
 from .probe import own_dtype
-from .wiring import is_opaque, original_class, shadow
+from .wiring import is_opaque, original_class, shadow, slots
 
 #: The attribute of a patched module whose gradient was compared too.
 _TRAINED = "_zmlx_trained"
@@ -195,27 +195,57 @@ class _Unannounced:
         pass
 
 
+def _unpatched(self: Any) -> Any:
+    """The module without its plan."""
+    twin = shadow(self, {})
+    object.__setattr__(twin, "__class__", original_class(self))
+    for name in [n for n in vars(twin) if n.startswith("_zmlx_")]:
+        del vars(twin)[name]
+    return twin
+
+
 def _reduce(self: Any, protocol: Any) -> Any:
     """What is pickled is the module without its plan, whose class can be found by name."""
-    cls: Any = type(self)._zmlx_class
-    twin = dict.__new__(cls)
-    vars(twin).update((k, v) for k, v in vars(self).items() if not k.startswith("_zmlx_"))
-    dict.update(twin, self)
-    made: Any = twin.__reduce_ex__(protocol)
+    cls: Any = original_class(self)
+    made: Any = _unpatched(self).__reduce_ex__(protocol)
     # pickle takes `__newobj__` for objects of that very class alone.
     return (cls.__new__, *made[1:]) if made[0] is _NEW else made
 
 
+def _says_its_state(cls: Any) -> bool:
+    """Whether a class has its own way to be copied."""
+    names = ("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__")
+    return any(getattr(cls, n, None) is not getattr(object, n, None) for n in names)
+
+
 def _copy(self: Any) -> Any:
-    return shadow(self, {})
+    return _as_it_says(self, None) if _says_its_state(original_class(self)) else shadow(self, {})
 
 
 def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
+    if _says_its_state(original_class(self)):
+        return _as_it_says(self, memo)
     cls: Any = type(self)
     twin = dict.__new__(cls)
     memo[id(self)] = twin
     vars(twin).update(copy.deepcopy(vars(self), memo))
+    for slot, value in slots(self):
+        slot.__set__(twin, copy.deepcopy(value, memo))
     dict.update(twin, ((k, copy.deepcopy(v, memo)) for k, v in self.items()))
+    return twin
+
+
+def _as_it_says(self: Any, memo: dict[int, Any] | None) -> Any:
+    """A copy, a deep one with a memo, that the class of the module makes of its state; with the
+    plan, if it is what the module runs."""
+    made: Any = _unpatched(self).__reduce_ex__(4)
+    twin = copy._reconstruct(self, memo, *made)  # type: ignore[attr-defined]
+    kept = (PLAN, HELD, _TRAINED)
+    for name, value in vars(self).items():
+        if name.startswith("_zmlx_") and name not in kept:
+            vars(twin)[name] = value if memo is None else copy.deepcopy(value, memo)
+    if plan_of(self) is not None and is_current(self):
+        put(twin, plan_of(self), is_trained(self))
     return twin
 
 

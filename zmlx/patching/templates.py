@@ -45,6 +45,11 @@ class Norm:
         weight = None if self.weight is None else self._with_offset(module[self.weight])
         return weight, None if self.bias is None else module[self.bias]
 
+    def takes(self, module: Any, x: mx.array) -> bool:
+        """Whether the module's parameters are as long as the rows of x: the module itself may
+        broadcast others, or have an error of its own."""
+        return are_as_long(module, (self.weight, self.bias), x)
+
     def in_mlx(self, x: mx.array, weight: mx.array | None, bias: mx.array | None) -> mx.array:
         """The template, of the module's own parameters."""
         weight = None if weight is None else self._with_offset(weight)
@@ -54,6 +59,11 @@ class Norm:
         if self.spelling == _OFFSET_IN_FLOAT32:
             weight = weight.astype(mx.float32)
         return self.offset + weight if self.offset else weight
+
+
+def are_as_long(module: Any, names: Iterable[str | None], x: mx.array) -> bool:
+    """Whether the parameters of these names are vectors as long as the rows of x."""
+    return all(n is None or module[n].shape == x.shape[-1:] for n in names)
 
 
 def _fast(op: str, x: mx.array, w: Any, b: Any, eps: float) -> mx.array:
