@@ -218,3 +218,20 @@ def test_rows_of_whole_simdgroups_count_as_uniform():
     text = ptx(source, grid=(32, 8, 1), group=(32, 4, 1))
     assert "activemask" not in text
     assert "activemask" in ptx(source, grid=(16, 8, 1), group=(16, 4, 1))
+
+
+def test_a_pointer_beside_a_threadgroup_variable_is_refused():
+    with pytest.raises(RuntimeError, match="declare the pointer by itself"):
+        text_of(launch_of("threadgroup float a[32], *p; p = a; y[0] = *p;"))
+
+
+@pytest.mark.parametrize("type_", ["half", "bfloat", "float4", "half2", "bfloat3"])
+def test_sincos_takes_what_sin_takes(type_):
+    ptx(f"{type_} c, s = sincos({type_}(x[0]), c); *(device {type_}*)y = s + c;")
+
+
+def test_short_lists_and_enumerators_compile():
+    ptx(
+        "enum { B = 3 }; half h = half(x[0]); float2 a[2] = {{x[0]}, {2, 3}}, v;"
+        "v = {x[1]}; v.yx = {x[2]}; y[0] = float(h * B) + float(B - bfloat(x[0])) + a[0].y + v.x;"
+    )

@@ -334,6 +334,7 @@ IS(half, clamp(h, 0, 1)) IS(float, max(f, b)) IS(bfloat, fma(b, b, b))
 IS(half, CHOICE(h, ch)) IS(float, CHOICE(h, 1.0f)) IS(half, CHOICE(0, h)) IS(bfloat, CHOICE(b, 0))
 IS(float, CHOICE(b, 1.0f)) IS(half, CHOICE(zk_zero(), h)) IS(float, CHOICE(1.0f, zk_zero()))
 enum E { e };
+IS(half, h * e) IS(half, e - h) IS(bfloat, b + e) IS(bfloat, e / b) IS(float, f * e)
 #define AS_IN_CPP(x, y) IS(decltype(c ? x : y), CHOICE(x, y))
 #define WITH_OTHERS(T) \
   AS_IN_CPP(T(1), bool(1)) AS_IN_CPP(T(1), char(1)) AS_IN_CPP(T(1), int8_t(1)) \

@@ -99,3 +99,21 @@ def test_half_elsewhere_changes_nothing(source: str) -> None:
 
     found = result("half narrow = 1;").tolist()
     assert found == result("").tolist() == result("bfloat narrow = 1;").tolist()
+
+
+def test_a_variable_may_have_the_name_of_a_function_template() -> None:
+    header = """
+        template <typename T> T twice(T a) { return a + a; }
+        struct Two { float a; template <typename T> operator vec<T, 2>() const { return T(a); } };
+    """
+    source = """
+        float b = x[0], limit = twice<float>(b) + (twice<int>(1) > 1 ? 0 : 9);
+        half h = 2049.0h / 2;
+        vec<half, 2> none = Two{0};
+        limit += none.x;
+        int twice = 2;
+        float r = twice < 3 ? h : b > 2;
+        out[0] = r * 2 + limit;
+    """
+    found = run(source, {"x": mx.ones(8)}, (1, mx.float32), header=header)
+    assert found.item() == 2050

@@ -255,3 +255,31 @@ def test_coherent_qualifies_and_is_a_name(group: int) -> None:
         r[i] = r[i] + coherent;
     """
     assert (run(source, {"x": mx.ones((8,))}, (8, mx.float32), 8, group) == 4).all()
+
+
+@pytest.mark.parametrize("text", [
+    "float2 a[2] = {{x}, {2, 3}}; v.xy = a[0];",
+    "const float2 a[][1] = {{{2, 3}}, {{x}}}; v.xy = a[1][0];",
+    "metal::vec<float, 3> a[1]{{x}}, b[2] = {float3{9}, {9, 9, 9}}; v.xyz = a[0] + 0 * b[0];",
+    "v = {x};",
+    "v = float4(9), v = {x, 0.0f};",
+    "v.xy = {x};",
+    "v = S(x).v;",
+    "v.xyz = S(x).c;",
+    "v.xyz = W<float3>(x).v;",
+    "v.xy = TABLE[1] + (x - 5);  v.y -= x - 5;",
+    "struct L { float2 a[2] = {{5}, {5}}; } l; v.xy = l.a[1]; v.x += x - 5;",
+])  # fmt: skip
+def test_a_list_shorter_than_its_vector_is_filled_with_zeros(text: str) -> None:
+    header = """
+        constant float2 TABLE[2] = {{1, 2}, {5}};
+        struct S { float3 b, c; float4 v = float4(9);
+          S(float a) : c{a}, v{a} {} };
+        template <typename T> struct W { T v; W(float a) : v{a} {} };
+    """
+    source = f"""
+        float x = 5 + float(thread_position_in_grid.x); float4 v = float4(9);
+        {text}
+        out[0] = v.x * 10 + v.y; out[1] = 0;
+    """
+    assert run(source, output=(2, mx.float32), grid=1, group=1, header=header)[0].item() == 50

@@ -61,3 +61,31 @@ def test_a_line_in_an_argument_ends_a_token(text: str, value: int) -> None:
     """
     source = f"uint i = thread_position_in_grid.x; int r = 0;\n{text};\nout[i] = r;"
     assert run(source, output=(1, mx.int32), header=header).tolist() == [value]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("DECL(,k, 5); r = k;", 5),
+        ("DECL(k,, 5); r = k;", 5),
+        ("int k = 2; r = THREE(,k,) + THREE(,,3) + THREE(k,,);", 7),
+        ("r = SUM(1, 2, 3);", 6),
+        ("r = TAIL(1, 2, 3) + TAIL(4);", 10),
+        ("r = OPT(1, 2, 3) + OPT(4);", 10),
+        ("#define NONE\nr = OPT(1, 2, 3) + OPT(4, NONE);", 10),
+        ("r = JOINED(1) + JOINED(1, 9);", 31),
+    ],
+)
+def test_macros_join_and_take_what_remains(text: str, value: int) -> None:
+    header = """
+        int sum(int a, int b = 0, int c = 0) { return a + b + c; }
+        #define DECL(p, n, v) int p##n = v
+        #define THREE(a, b, c) a##b##c
+        #define SUM(args...) sum(args)
+        #define TAIL(a, args...) sum(a, ## args)
+        #define OPT(a, ...) sum(a __VA_OPT__(, (__VA_ARGS__, 0) * 0 + sum(__VA_ARGS__)))
+        #define ID(a) a
+        #define JOINED(a, ...) (2##__VA_OPT__(8 + a) + 0)
+    """
+    source = f"uint i = thread_position_in_grid.x; int r = 0;\n{text};\nout[i] = r;"
+    assert run(source, output=(1, mx.int32), header=header).tolist() == [value]

@@ -31,6 +31,38 @@ def refusal(source: str, header: str = "", group: int = 1, **more: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize("group", [1, 32])
+@pytest.mark.parametrize(
+    "declaration",
+    ["float a[32], *p; p = a;", "float *p, a[32]; p = a;", "float a[32], *p = a;",
+     "float *p = nullptr, a[32]; p = a;", "float a[32], (*p)[32]; p = &a;",
+     "alignas(16) float a[32], &p = *b;"],
+)  # fmt: skip
+def test_a_pointer_beside_a_threadgroup_variable_is_refused(declaration: str, group: int) -> None:
+    message = refusal(f"\nthreadgroup {declaration}", group=group)
+    assert "line 2 of the source: a pointer and a variable in one threadgroup" in message
+    assert "declare the pointer by itself" in message
+
+
+@pytest.mark.parametrize("group", [1, 4])
+def test_threadgroup_declarations_of_one_kind_stay(group: int) -> None:
+    header = """
+        threadgroup float* next(threadgroup float* a, int n) { return a + n; }
+        template <typename T> void set(threadgroup T* a, T v, threadgroup T* b) { *a = v, *b = v; }
+    """
+    source = """
+        threadgroup float a[4], b[4];
+        threadgroup float *p = (threadgroup float*)a, *q = true ? b : a, (*r)[4] = &b;
+        uint i = thread_position_in_threadgroup.x;
+        for (threadgroup float* s = p, *e = next(p, 1); s < e; ++s) set(s + i, float(i), q + i);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        uint o = threads_per_threadgroup.x - 1 - i;
+        out[thread_position_in_grid.x] = a[o] + (*r)[o];
+    """
+    found = run(source, output=(4, mx.float32), grid=4, group=group, header=header)
+    assert found.tolist() == ([6, 4, 2, 0] if group == 4 else [0] * 4)
+
+
 @pytest.mark.parametrize("last", ["#pragma METAL internals : disable", "#define A 1", "// end"])
 def test_a_header_that_goes_on_into_the_kernel_is_named(last: str) -> None:
     message = refusal("out[0] = 1;", header=f"inline int f() {{ return 1; }}\n{last}")

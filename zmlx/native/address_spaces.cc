@@ -64,6 +64,35 @@ bool declares_variable(const Unit& unit, size_t i) {
          !(tokens[end - 1].is(")") && tokens[end].is("{"));
 }
 
+// Whether the declaration that the qualifier at i belongs to has both pointers and variables, as in
+// `threadgroup float a[8], *p = a;`: the qualifier says where a lies, and of p what it points to.
+bool mixes_pointers(const Unit& unit, size_t i) {
+  auto& tokens = unit.tokens;
+  size_t begin = unit.outline.statement_begin(i);
+  if (begin > 0 && tokens[begin - 1].is_any({"(", "["})) return false;
+  for (size_t k = begin; k < i; ++k) {
+    if (tokens[k].is_any({"using", "typedef", "=", "return"})) return false;
+    size_t list = unit.outline.angle_end(k);
+    if (list != Outline::none && list > i) return false;
+  }
+  bool pointers = false, variables = false, pointer = false, value = false;
+  for (size_t k = i + 1; k < tokens.size(); ++k) {
+    bool body = tokens[k].is("{") && !value;
+    if (body || tokens[k].is_any({")", "]", "}"}) || is_space(tokens[k])) return false;
+    if (tokens[k].is_any({",", ";"})) {
+      (pointer ? pointers : variables) = true;
+      if (tokens[k].is(";")) return pointers && variables;
+      pointer = value = false;
+    }
+    value |= tokens[k].is("=");
+    pointer |= !value && tokens[k].is_any({"*", "&", "&&"});
+    pointer |= !value && tokens[k].is("(") && tokens[k + 1].is_any({"*", "&"});
+    bool list = unit.outline.angle_end(k) != Outline::none;
+    if (tokens[k].is_any({"(", "[", "{"}) || list) k = unit.outline.partner[k];
+  }
+  return false;
+}
+
 // The names that the statement begin ... end declares.
 std::vector<std::string> declared_names(const Unit& unit, size_t begin, size_t end) {
   auto& tokens = unit.tokens;
@@ -406,6 +435,11 @@ void rewrite_address_spaces(Unit& unit) {
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (!is_space(tokens[i]) || tokens[i].dropped) continue;
     bool variable = declares_variable(unit, i);
+    if (tokens[i].is("threadgroup") && mixes_pointers(unit, i)) {
+      unit.place.refuse(tokens[i].line,
+                        "a pointer and a variable in one threadgroup declaration are not "
+                        "supported: declare the pointer by itself");
+    }
     if (tokens[i].is("constant")) {
       replace_constant(unit, i, variable);
       continue;

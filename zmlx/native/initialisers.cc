@@ -122,6 +122,27 @@ bool makes_value(const Tokens& tokens, size_t i) {
   return i == 0 || !tokens[i - 1].is("->");
 }
 
+using Range = std::pair<size_t, size_t>;
+
+// The first and last token of the type of a field of the struct that surrounds token i; zeros if
+// there is none.
+Range field_type(const Unit& unit, size_t i, const std::string& name) {
+  auto& tokens = unit.tokens;
+  while (i > 0 && !tokens[i].is("{")) {
+    --i;
+    if (tokens[i].is("}")) i = unit.outline.partner[i] - 1;
+  }
+  for (size_t k = i + 1, end = unit.outline.partner[i]; k < end; ++k) {
+    if (unit.outline.partner[k] != Outline::none) k = unit.outline.partner[k];
+    if (tokens[k].text != name || !tokens[k + 1].is_any({";", ",", "=", "{"})) continue;
+    size_t last = k - 1;
+    while (tokens[last].is(",") && tokens[last - 1].kind == Token::word) last -= 2;
+    size_t first = tokens[last].is(">") ? unit.outline.partner[last] - 1 : last;
+    if (first > i && tokens[first].kind == Token::word) return {first, last};
+  }
+  return {0, 0};
+}
+
 // The `=` of the value that the designator at `bracket` is given, or none.
 size_t value_of(const Unit& unit, size_t bracket) {
   if (!unit.tokens[bracket].is("[")) return Outline::none;
@@ -172,13 +193,14 @@ void fill_vectors(Unit& unit) {
     if (maybe.names(i)) return 1;
     return type_end > i ? 3 : names_vector(tokens[i]) ? tokens[i].text.back() - '1' : 0;
   };
-  auto fill = [&](size_t i, size_t type_end, size_t brace, const char* before) {
+  auto fill = [&](size_t i, size_t type_end, size_t brace, const char* before,
+                  const char* after = ")") {
     int values = values_in(unit, brace);
     if (values < 1 || values > most(i, type_end)) return false;
     std::string type;
     for (size_t k = i; k <= type_end; ++k) type += tokens[k].text;
     tokens[brace].text = before + ("zk_lead<" + type) + ">(";
-    tokens[unit.outline.partner[brace]].text = ")";
+    tokens[unit.outline.partner[brace]].text = after;
     return true;
   };
   for (size_t i = 0; i + 3 < tokens.size(); ++i) {
@@ -189,13 +211,40 @@ void fill_vectors(Unit& unit) {
       for (size_t k = i; k <= type_end; ++k) tokens[k].dropped = true;
     }
     while (tokens[name].kind == Token::word) {
-      bool equals = tokens[name + 1].is("=");
-      size_t brace = name + 1 + equals;
+      int bounds = 0;
+      size_t behind = name + 1;
+      for (; tokens[behind].is("["); ++bounds) behind = unit.outline.partner[behind] + 1;
+      bool equals = tokens[behind].is("=");
+      size_t brace = behind + equals;
       if (!tokens[brace].is("{")) break;
       size_t end = unit.outline.partner[brace];
-      fill(i, type_end, brace, equals ? "" : "= ");
+      if (!bounds) fill(i, type_end, brace, equals ? "" : "= ");
+      // The lists within as many others as the array has bounds are those of its vectors.
+      int depth = 0;
+      for (size_t k = brace; bounds && k < end; ++k) {
+        bool list = tokens[k].is("{") && tokens[k - (k > brace)].is_any({"{", ",", "="});
+        if (list && depth == bounds) fill(i, type_end, k, " ");
+        if (list && depth < bounds) {
+          ++depth;
+        } else if (unit.outline.partner[k] != Outline::none && unit.outline.partner[k] > k) {
+          k = unit.outline.partner[k];
+        } else {
+          depth -= tokens[k].is("}");
+        }
+      }
       if (!tokens[end + 1].is(",")) break;
       name = end + 2;
+    }
+  }
+  // S(float a) : v{a} {…}
+  for (auto& function : unit.outline.functions) {
+    size_t at = function.close + 1;
+    if (!function.body || !is_constructor(unit, function) || !tokens[at].is(":")) continue;
+    while (++at < function.body) {
+      bool list = tokens[at].is("{") && tokens[at - 1].kind == Token::word;
+      Range type = list ? field_type(unit, function.head, tokens[at - 1].text) : Range{0, 0};
+      if (type.first) fill(type.first, type.second, at, "(", "))");
+      if (unit.outline.partner[at] != Outline::none) at = unit.outline.partner[at];
     }
   }
   for (size_t i = 0; i + 3 < tokens.size(); ++i) {

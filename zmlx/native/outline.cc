@@ -70,20 +70,26 @@ const std::set<std::string> library_templates = {
 // The name that a template declares: the last word before the first of some marks.
 void Outline::find_templates() {
   templates = library_templates;
+  std::set<std::string> types = library_templates;
   for (size_t i = 0; i + 1 < tokens_.size(); ++i) {
     if (!tokens_[i].is("template") || !tokens_[i + 1].is("<")) continue;
     size_t end = find_list_end(i + 1);
     if (end == none) continue;
     size_t name = none;
+    bool function = false;
     for (size_t k = end + 1; k < tokens_.size(); ++k) {
+      function = tokens_[k].is("(");
       if (tokens_[k].is_any({"(", "{", ";", "=", ":"})) break;
       size_t closes = find_list_end(k);
       if (closes != none) k = closes;
       if (tokens_[k].is("[")) k = partner[k];
       if (tokens_[k].kind == Token::word) name = k;
     }
-    if (name != none) templates.insert(tokens_[name].text);
+    if (name == none) continue;
+    templates.insert(tokens_[name].text);
+    (function ? function_templates_ : types).insert(tokens_[name].text);
   }
+  for (auto& name : types) function_templates_.erase(name);
 }
 
 void Outline::match_lists() {
@@ -107,6 +113,8 @@ size_t Outline::find_list_end(size_t i) const {
   // Names that are as good for a variable, which may stand before a comparison.
   bool doubtful =
       tokens_[i - 1].is_any({"array", "matrix", "vec", "rank", "extent", "uniform"});
+  // A variable may have a function's name, and behind a list of that stands no operand.
+  bool function = function_templates_.count(name);
   int depth = 0;
   for (size_t k = i; k < tokens_.size(); ++k) {
     if (tokens_[k].is("<")) {
@@ -115,7 +123,10 @@ size_t Outline::find_list_end(size_t i) const {
                       (tokens_[k + 1].kind == Token::number && !templates.count(tokens_[k - 1].text));
       depth += k == i || !compared;
     } else if (tokens_[k].is(">")) {
-      if (--depth == 0) return k;
+      if (--depth) continue;
+      bool compared = function && k + 1 < tokens_.size() &&
+                      (tokens_[k + 1].kind == Token::number || tokens_[k + 1].kind == Token::word);
+      return compared ? none : k;
     } else if (tokens_[k].is_any({"(", "[", "{"})) {
       k = partner[k];
     } else if (tokens_[k].is_any({";", ")", "]", "}"}) ||

@@ -63,6 +63,7 @@ class Outline {
   void find_lambda(size_t bracket);
 
   const Tokens& tokens_;
+  std::set<std::string> function_templates_;  // of the text
   std::set<size_t> type_braces_;
 };
 

@@ -10,7 +10,7 @@ namespace {
 
 struct Macro {
   bool function = false;
-  bool variadic = false;
+  bool variadic = false;  // the last parameter takes what remains
   std::vector<std::string> parameters;
   Tokens body;
 };
@@ -185,7 +185,8 @@ class Preprocessor {
       for (at = 2; at < rest.size() && !rest[at].is(")"); ++at) {
         if (rest[at].is("...")) {
           macro.variadic = true;
-          macro.parameters.push_back("__VA_ARGS__");
+          // `rest...` has a name of its own, in GNU C and clang.
+          if (rest[at - 1].kind != Token::word) macro.parameters.push_back("__VA_ARGS__");
         } else if (rest[at].kind == Token::word) {
           macro.parameters.push_back(rest[at].text);
         }
@@ -273,7 +274,40 @@ class Preprocessor {
     return true;
   }
 
-  Tokens substitute(const Macro& macro, const std::vector<Tokens>& arguments) {
+  // The body with what `__VA_OPT__(…)` stands for: its content, or nothing if no argument remains.
+  Tokens with_options(const Macro& macro, const std::vector<Tokens>& arguments) {
+    Tokens body;
+    for (size_t i = 0; i < macro.body.size(); ++i) {
+      bool option = macro.variadic && macro.body[i].is("__VA_OPT__") &&
+                    i + 1 < macro.body.size() && macro.body[i + 1].is("(");
+      if (!option) {
+        body.push_back(macro.body[i]);
+        continue;
+      }
+      bool given = !expand(arguments.back()).empty();
+      body.push_back(nothing(macro.body[i]));
+      int depth = 0;
+      for (++i; i < macro.body.size(); ++i) {
+        bool outer = depth == 0;
+        depth += macro.body[i].is("(") - macro.body[i].is(")");
+        if (depth == 0) break;
+        if (!given || outer) continue;
+        if (body.back().text.empty()) body.pop_back();
+        body.push_back(macro.body[i]);
+      }
+    }
+    return body;
+  }
+
+  // What an empty argument leaves beside `##`, where the token before it would be joined otherwise.
+  static Token nothing(Token token) {
+    token.kind = Token::mark;
+    token.text.clear();
+    return token;
+  }
+
+  Tokens substitute(Macro macro, const std::vector<Tokens>& arguments) {
+    macro.body = with_options(macro, arguments);
     auto parameter = [&](const Token& token) -> const Tokens* {
       auto& names = macro.parameters;
       auto found = std::find(names.begin(), names.end(), token.text);
@@ -292,7 +326,8 @@ class Preprocessor {
       }
       if (token.is("##") && i + 1 < macro.body.size()) {
         ++i;
-        paste(&out, macro.body[i], parameter(macro.body[i]));
+        bool remaining = macro.variadic && macro.body[i].is(macro.parameters.back().c_str());
+        paste(&out, macro.body[i], parameter(macro.body[i]), remaining);
         continue;
       }
       const Tokens* argument = parameter(token);
@@ -301,9 +336,12 @@ class Preprocessor {
         continue;
       }
       Tokens value = pastes ? *argument : expand(*argument);
+      if (value.empty() && pastes) value.push_back(nothing(token));
       if (!value.empty()) value[0].column = std::max(value[0].column, token.column);
       out.insert(out.end(), value.begin(), value.end());
     }
+    auto is_nothing = [](const Token& token) { return token.text.empty(); };
+    out.erase(std::remove_if(out.begin(), out.end(), is_nothing), out.end());
     return out;
   }
 
@@ -323,9 +361,10 @@ class Preprocessor {
   }
 
   // `left ## right`; a comma before empty variadic arguments goes away, as in GNU C and clang.
-  static void paste(Tokens* out, const Token& right, const Tokens* argument) {
+  static void paste(Tokens* out, const Token& right, const Tokens* argument, bool remaining) {
     Tokens value = argument ? *argument : Tokens{right};
-    if (!out->empty() && out->back().is(",") && right.is("__VA_ARGS__")) {
+    if (!argument && right.text.empty()) value.clear();
+    if (!out->empty() && out->back().is(",") && remaining) {
       if (value.empty()) out->pop_back();
       out->insert(out->end(), value.begin(), value.end());
       return;
@@ -336,6 +375,12 @@ class Preprocessor {
       return;
     }
     Token& left = out->back();
+    if (left.text.empty()) {
+      value[0].column = std::max(value[0].column, left.column);
+      out->pop_back();
+      out->insert(out->end(), value.begin(), value.end());
+      return;
+    }
     Tokens joined = tokenize(left.text + value[0].text);
     left.text = joined.empty() ? "" : joined[0].text;
     left.kind = joined.empty() ? left.kind : joined[0].kind;

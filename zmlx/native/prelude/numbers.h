@@ -86,14 +86,18 @@ inline constexpr bool zk_is_narrow<half> = true;
 template <>
 inline constexpr bool zk_is_narrow<bfloat> = true;
 
-// With another of its kind or an integer the result is narrow; with a float the built-in operator
-// applies. Templates, because an exact overload would be ambiguous with that one.
+// With another of its kind, an integer or an enumerator without a scope the result is narrow; with a
+// float the built-in operator applies. Templates, because an exact overload would be ambiguous with
+// that one.
 template <class A>
 concept zk_narrow = zk_is_narrow<A>;
+template <class A>
+concept zk_counts =
+    zk_is_integer<A> || (__is_enum(A) && requires(A x, void (*take)(int)) { take(x); });
 template <class A, class B>
-concept zk_narrow_with = zk_is_narrow<A> && (__is_same(A, B) || zk_is_integer<B>);
+concept zk_narrow_with = zk_is_narrow<A> && (__is_same(A, B) || zk_counts<B>);
 template <class A, class B>
-concept zk_integer_with = zk_is_integer<A> && zk_is_narrow<B>;
+concept zk_integer_with = zk_counts<A> && zk_is_narrow<B>;
 
 #define ZK_NARROW_OPERATOR(op)                                          \
   template <class A, class B>                                           \

@@ -71,6 +71,14 @@ inline constexpr int zk_count<A> = A::zk_vector::zk_lanes;
   vec(const vec&) = default;                                                                  \
   /* Not to a temporary, such as a swizzle that is read: the value would be lost. */          \
   constexpr vec& operator=(const vec&) & = default;                                           \
+  /* `v = {x};` clears what the list does not say. */                                         \
+  template <class S, int K>                                                                   \
+    requires(K < N && zk_converts<T, S>)                                                      \
+  constexpr METAL_FUNC vec& operator=(const S (&list)[K]) & {                                 \
+    for (int i = 0; i < N; ++i) zk_at[i] = T(0);                                              \
+    for (int i = 0; i < K; ++i) zk_at[i] = list[i];                                           \
+    return *this;                                                                             \
+  }                                                                                           \
   template <zk_scalar S>                                                                      \
   constexpr explicit(!zk_converts<T, S>) METAL_FUNC vec(S s) : vec(zk_all(), T(s)) {}         \
   template <class U>                                                                          \
@@ -118,6 +126,13 @@ struct zk_reference {
     int k = 0;
     ((zk_to[I] = v[k++]), ...);
     return *this;
+  }
+  template <class S, int K>
+    requires(K < int(sizeof...(I)) && zk_converts<T, S>)
+  constexpr METAL_FUNC const zk_reference& operator=(const S (&list)[K]) const {
+    zk_vector v;
+    v = list;
+    return *this = v;
   }
   constexpr METAL_FUNC const zk_reference& operator=(const zk_reference& v) const {
     return *this = zk_vector(v);
