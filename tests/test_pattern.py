@@ -21,6 +21,14 @@ def test_an_output_of_a_0d_array_is_0d(kind):
     assert y.item() == 3
 
 
+def test_an_array_that_is_a_scalar_and_has_elements_is_refused():
+    both = Rowwise(
+        (Operand("x", array="a"), Operand("s", "scalar", array="a")), (Output("y", "x + s"),)
+    )
+    with pytest.raises(ValueError, match=r"^\[both\] 'a' must be a scalar or have elements but"):
+        PatternKernel("both", both, (mx.float32,))
+
+
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 def test_a_step_may_use_vectors(dtype):
     """Of both, the CPU target's prelude has a section."""

@@ -255,6 +255,11 @@ def test_every_state_is_folded_and_scanned_the_same(generator, op, columns):
     for merges, cut, short in product((False, True), repeat=3):
         fields = (op, out, "float", columns, merges, cut, False, short, ())
         assert_same(generator, unchecked(Fold, fields), lambda f=fields: Fold(*f))
+    rows = (Operand("s", "row"),)
+    fields = (op, out, "float", columns, False, False, False, False, rows)
+    with pytest.raises(ValueError, match=r"'scalars' must be of kind scalar but got row\.$"):
+        Fold(*fields)
+    assert_same(generator, unchecked(Fold, fields), lambda: Fold(*fields))
     for reverse, exclusive, cut in ((False, False, True), (True, True, False)):
         fields = (op, out, "int", columns, reverse, exclusive, ("w",), ("x * w",) * len(names), cut)
         assert_same(generator, unchecked(Scan, fields), lambda f=fields: Scan(*f))
@@ -309,7 +314,7 @@ def test_the_named_patterns_are_the_same(generator, first, second, op, reduction
             "'outputs' must have all 2 parts of 'y' but have 1",
         ),
         ({"outputs": (Output("y", "x", "full"),)}, "'kind' of 'y' must be row, per_row or column"),
-        ({"keep": ("nothing",)}, "'keep' must name operands or lets but got 'nothing'"),
+        ({"keep": ("nothing",)}, "'keep' must name operands or lets of the elements but got "),
         ({"passes": (Pass((Reduce("m", "median", "x"),)),)}, "'op' must be one of sum, prod"),
     ],
 )

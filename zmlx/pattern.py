@@ -102,6 +102,12 @@ class PatternKernel:
             header + pattern.header,
         )
         self._scalars = {x.array or x.name for x in pattern.inputs if x.kind in _SINGLE}
+        for x in pattern.inputs:
+            if x.kind not in _SINGLE and (x.array or x.name) in self._scalars:
+                raise ValueError(
+                    f"[{self.name}] '{x.array or x.name}' must be a scalar or have elements but "
+                    "got operands of both kinds."
+                )
         self._launches: dict[launch.Settings, dict[bytes, Any]] = {}
 
     def __repr__(self) -> str:

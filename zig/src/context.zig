@@ -284,12 +284,13 @@ pub const Context = struct {
         return output[0];
     }
 
-    /// The kernel of a hand-written body. The context keeps it.
+    /// The kernel of a hand-written body: a reference of the caller's, beside the one that the
+    /// context keeps.
     pub fn body(context: *Context, spec: *const specs.KernelSpec) Error!metal.MetalKernel {
         errdefer |err| errors.note(err);
         context.mutex.lockUncancelable(context.kernels.io);
         defer context.mutex.unlock(context.kernels.io);
-        if (context.bodies.get(spec)) |kept| return kept.kernel;
+        if (context.bodies.get(spec)) |kept| return kept.kernel.clone();
         var arena: std.heap.ArenaAllocator = .init(context.gpa);
         errdefer arena.deinit();
         const key = try arena.allocator().create(specs.KernelSpec);
@@ -297,7 +298,7 @@ pub const Context = struct {
         const kernel = try context.kernels.get(spec.*);
         errdefer kernel.deinit();
         try context.bodies.put(context.gpa, key, .{ .arena = arena.state, .kernel = kernel });
-        return kernel;
+        return kernel.clone();
     }
 
     /// A 0-d array: uint32, or uint64 beyond. The context keeps the first ones, and `rest` others.

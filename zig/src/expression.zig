@@ -208,6 +208,17 @@ pub const Parser = struct {
             );
             return error.Syntax;
         }
+        if (kind == .binary and (kind.binary.op == .max or kind.binary.op == .min) and
+            kind.binary.a.whole != kind.binary.b.whole)
+        {
+            p.reason = try std.fmt.allocPrint(
+                p.arena,
+                "'expression' must have operands of '{t}' before position {d} that are both " ++
+                    "floating or both integers but got one of each, which Metal refuses",
+                .{ kind.binary.op, p.position },
+            );
+            return error.Syntax;
+        }
         const node = try p.arena.create(Expression);
         node.* = .{ .kind = kind, .depth = depth, .whole = whole };
         return node;
@@ -348,7 +359,7 @@ test "expressions have C's precedence" {
     const cases = .{
         .{ "1 + 2 * x", 7.0 },
         .{ "-(x - 1) / 2", -1.0 },
-        .{ "x > 2 ? max(x, 4) : 1e-3", 4.0 },
+        .{ "x > 2 ? max(x, 4.0f) : 1e-3", 4.0 },
         .{ "x < 2.5e0f ? 1 : pow(x, 2)", 9.0 },
         .{ "zmlx_square(x) - zmlx_cube(x)", -18.0 },
     };
@@ -376,6 +387,20 @@ test "a quotient of integers is refused, and a floating one is not" {
         try std.testing.expect(std.mem.find(u8, parser.reason, "truncation") != null);
     }
     for ([_][]const u8{ "1/x", "x * (1.0f/2)", "1/2.0", "1e0/2", "zmlx_cube(1)/2" }) |text| {
+        var parser: Parser = .{ .arena = arena.allocator(), .text = text };
+        _ = try parser.parse();
+    }
+}
+
+test "the larger of an integer and a floating number is refused" {
+    var arena: std.heap.ArenaAllocator = .init(std.testing.allocator);
+    defer arena.deinit();
+    for ([_][]const u8{ "max(x, 4)", "min(-1, x)" }) |text| {
+        var parser: Parser = .{ .arena = arena.allocator(), .text = text };
+        try std.testing.expectError(error.Syntax, parser.parse());
+        try std.testing.expect(std.mem.find(u8, parser.reason, "one of each") != null);
+    }
+    for ([_][]const u8{ "max(x, 4.0f)", "x * max(1, 4)", "zmlx_maximum(x, 4)" }) |text| {
         var parser: Parser = .{ .arena = arena.allocator(), .text = text };
         _ = try parser.parse();
     }

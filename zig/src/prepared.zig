@@ -95,7 +95,7 @@ pub const Prepared = struct {
         }
         p.templates = templates.items;
         const like = for (try pattern.inputs(arena)) |x| {
-            if (x.kind == .row or x.kind == .full) break x;
+            if ((x.kind == .row or x.kind == .full) and x.index.len == 0) break x;
         } else return errors.invalid(
             "[{s}] the pattern must have a row or full operand but has none.",
             .{kernel.name},
@@ -110,6 +110,15 @@ pub const Prepared = struct {
         const Placed = @typeInfo(@TypeOf(p.operands)).pointer.child;
         var operands: std.ArrayList(Placed) = .empty;
         p.drawn = false;
+        for (try pattern.inputs(arena)) |x| if (!isSingle(x.kind)) {
+            for (try pattern.inputs(arena)) |other| {
+                if (!isSingle(other.kind)) continue;
+                if (std.mem.eql(u8, x.arrayName(), other.arrayName())) return errors.invalid(
+                    "[{s}] '{s}' must be a scalar or have elements but got operands of both kinds.",
+                    .{ p.op, x.arrayName() },
+                );
+            }
+        };
         for (try pattern.inputs(arena)) |x| {
             const array = indexOf(p.inputs, x.arrayName()).?;
             try operands.append(arena, .{ .operand = x, .array = array });
@@ -171,7 +180,7 @@ pub const Prepared = struct {
     /// Whether elements lie in a 0-d array. Metal gets that by reference, and the body indexes it.
     pub fn hasPoint(p: *const Prepared, inputs: []const Array) bool {
         for (p.kinds, inputs) |kind, x| {
-            if (kind != .scalar and kind != .random and x.ndim() == 0) return true;
+            if (!isSingle(kind) and x.ndim() == 0) return true;
         }
         return false;
     }
@@ -210,6 +219,12 @@ pub const Expected = struct {
         try w.print("{d}{s}", .{ last, if (lead.len == 0) ",)" else ")" });
     }
 };
+
+/// Whether the array of such an operand is 0-d.
+fn isSingle(kind: codegen.parts.Operand.Kind) bool {
+    return kind == .scalar or kind == .random;
+}
+
 fn indexOf(names: []const []const u8, name: []const u8) ?usize {
     for (names, 0..) |n, i| if (std.mem.eql(u8, n, name)) return i;
     return null;

@@ -53,7 +53,12 @@ class Fold(Pattern):
     def __post_init__(self) -> None:
         check(self.op, self.type)
         if self.short and (self.columns or self.merges or self.cut):
-            raise ValueError("[codegen] 'short' must be False with columns, merges or cut.")
+            raise ValueError(
+                "[codegen] 'short' must be False with columns, merges or cut but got True."
+            )
+        for x in self.scalars:
+            if x.kind != "scalar":
+                raise ValueError(f"[codegen] 'scalars' must be of kind scalar but got {x.kind}.")
         super().__post_init__()
 
     @property

@@ -4,10 +4,11 @@ const std = @import("std");
 const arguments = @import("../arguments.zig");
 const table = @import("table.zig");
 const arrays = @import("../array.zig");
+const errors = @import("../errors.zig");
 const Array = arrays.Array;
 const Context = @import("../context.zig").Context;
+const Error = errors.Error;
 const PatternKernel = @import("../pattern_kernel.zig").PatternKernel;
-const Error = @import("../errors.zig").Error;
 
 pub const Reduction = enum { none, mean, sum };
 pub const CrossEntropyOptions = struct {
@@ -36,6 +37,16 @@ fn ignored(options: CrossEntropyOptions) Error!Array {
     return Array.scalar(i64, std.math.minInt(i64));
 }
 
+/// Losses that are reduced lie in one list, whose axis is an i32.
+fn check(logits: Array, targets: Array, options: CrossEntropyOptions) Error!void {
+    try table.check("cross_entropy", &.{ logits, targets, null });
+    if (options.reduction == .none or targets.size() < 1 << 31) return;
+    return errors.invalid(
+        "[cross_entropy] 'targets' must be fewer than 2^31 where losses are reduced but got {f}.",
+        .{arguments.Shape{ .sizes = targets.shape() }},
+    );
+}
+
 /// loss = log Σ exp(logits) - logits[target] over the last axis, reduced, in the dtype of the
 /// logits.
 pub fn crossEntropy(
@@ -44,7 +55,7 @@ pub fn crossEntropy(
     targets: Array,
     options: CrossEntropyOptions,
 ) Error!Array {
-    try table.check("cross_entropy", &.{ logits, targets, null });
+    try check(logits, targets, options);
     const ignore = try ignored(options);
     defer ignore.deinit();
     const rows = try context.one(entropy("forward"), &.{ logits, targets, ignore });
@@ -58,7 +69,7 @@ pub fn crossEntropyTraining(
     targets: Array,
     options: CrossEntropyOptions,
 ) Error!Loss {
-    try table.check("cross_entropy", &.{ logits, targets, null });
+    try check(logits, targets, options);
     const ignore = try ignored(options);
     defer ignore.deinit();
     var outputs: [3]Array = undefined;
@@ -121,7 +132,7 @@ pub fn crossEntropyBackward(
     dloss: Array,
     options: CrossEntropyOptions,
 ) Error!Array {
-    try table.check("cross_entropy", &.{ logits, targets, null });
+    try check(logits, targets, options);
     const lead = logits.shape()[0 .. logits.ndim() - 1];
     const shape: []const i32 = if (options.reduction == .none) lead else &.{};
     try arguments.checkShape("cross_entropy", "dloss", dloss, shape);

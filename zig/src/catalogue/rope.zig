@@ -132,6 +132,7 @@ fn turn(context: *Context, x: Array, options: Options, direction: f32) Error!Arr
     count = 5;
 
     const kernel = try context.body(&table.catalogue.rope);
+    defer kernel.deinit();
     var y: [1]Array = undefined;
     try kernel.launch(&.{ x, held[0], held[1], held[2], held[3], held[4] }, .{
         .template = &.{

@@ -42,8 +42,15 @@ pub const Fold = struct {
     /// What must hold before the operands can be known.
     pub fn earlyProblem(p: Fold, arena: Allocator) Error!?[]const u8 {
         if (try monoids.problem(arena, p.op, p.type)) |message| return message;
-        if (!p.short or !(p.columns or p.merges or p.cut)) return null;
-        return "[codegen] 'short' must be False with columns, merges or cut.";
+        if (p.short and (p.columns or p.merges or p.cut)) {
+            return "[codegen] 'short' must be False with columns, merges or cut but got True.";
+        }
+        for (p.scalars) |x| if (x.kind != .scalar) return try std.fmt.allocPrint(
+            arena,
+            "[codegen] 'scalars' must be of kind scalar but got {t}.",
+            .{x.kind},
+        );
+        return null;
     }
 
     pub fn problem(_: Fold, _: Allocator) Error!?[]const u8 {

@@ -67,7 +67,7 @@ pub const Rowwise = struct {
         for (p.keep) |name| {
             if (p.typeOf(name) == null) return try std.fmt.allocPrint(
                 arena,
-                "[codegen] 'keep' must name operands or lets but got {f}.",
+                "[codegen] 'keep' must name operands or lets of the elements but got {f}.",
                 .{python.ascii(name)},
             );
         }

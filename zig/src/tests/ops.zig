@@ -266,6 +266,28 @@ test "cross_entropy: values, ignored rows, gradient" {
     try expectClose(&.{ 0, 0, 0, 0.1, 0.2, -0.3 }, dx);
 }
 
+test "losses of 2^31 rows are refused where they are reduced" {
+    var context: zmlx.Context = .init(gpa, testing.io);
+    defer context.deinit();
+    const zero = try Array.zeros(.float32, &.{ 1, 1, 1 });
+    defer zero.deinit();
+    const target = try Array.zeros(.int32, &.{ 1, 1 });
+    defer target.deinit();
+    const logits = try zero.broadcastTo(&.{ 2, 1 << 30, 1 });
+    defer logits.deinit();
+    const targets = try target.broadcastTo(&.{ 2, 1 << 30 });
+    defer targets.deinit();
+    try testing.expectError(
+        error.InvalidArgument,
+        ops.crossEntropy(&context, logits, targets, .{}),
+    );
+    try testing.expectEqualStrings(
+        "[cross_entropy] 'targets' must be fewer than 2^31 where losses are reduced " ++
+            "but got (2, 1073741824).",
+        zmlx.lastError(),
+    );
+}
+
 test "a target out of range is reported when the loss is evaluated" {
     if (zmlx.target() == .gpu) return; // a GPU gives NaN
     var context: zmlx.Context = .init(gpa, testing.io);

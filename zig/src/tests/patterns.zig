@@ -153,10 +153,59 @@ test "a pattern kernel is known by what it says and not by where it lies" {
     for ("122") |digit| {
         body[body.len - 2] = digit;
         const made = try context.body(&spec);
+        defer made.deinit();
         const other = try context.kernels.get(spec);
         defer other.deinit();
         try testing.expectEqual(other.shared, made.shared);
     }
+}
+
+test "rows come from an operand that lies in its own row" {
+    var context: zmlx.Context = .init(gpa, testing.io);
+    defer context.deinit();
+    const table = try Array.zeros(.float32, &.{ 5, 4 });
+    defer table.deinit();
+    const index = try Array.zeros(.int32, &.{2});
+    defer index.deinit();
+    const kernel: zmlx.PatternKernel = .{
+        .name = "looked_up",
+        .pattern = .{ .rowwise = .{
+            .inputs = &.{
+                .{ .name = "i", .kind = .per_row, .type = "int" },
+                .{ .name = "e", .kind = .row, .index = "i" },
+            },
+            .outputs = &.{.{ .name = "y", .expr = "e + 1.0f" }},
+        } },
+        .dtypes = &.{.{ .dtype = .float32 }},
+    };
+    try testing.expectError(error.InvalidArgument, context.one(&kernel, &.{ index, table }));
+    try testing.expectEqualStrings(
+        "[looked_up] the pattern must have a row or full operand but has none.",
+        zmlx.lastError(),
+    );
+}
+
+test "an array that is a scalar and has elements is refused" {
+    var context: zmlx.Context = .init(gpa, testing.io);
+    defer context.deinit();
+    const x = try Array.scalar(f32, 1);
+    defer x.deinit();
+    const kernel: zmlx.PatternKernel = .{
+        .name = "both",
+        .pattern = .{ .rowwise = .{
+            .inputs = &.{
+                .{ .name = "x", .array = "a" },
+                .{ .name = "s", .kind = .scalar, .array = "a" },
+            },
+            .outputs = &.{.{ .name = "y", .expr = "x + s" }},
+        } },
+        .dtypes = &.{.{ .dtype = .float32 }},
+    };
+    try testing.expectError(error.InvalidArgument, context.one(&kernel, &.{x}));
+    try testing.expectEqualStrings(
+        "[both] 'a' must be a scalar or have elements but got operands of both kinds.",
+        zmlx.lastError(),
+    );
 }
 
 test "a row output of a 0-d array is 0-d" {
