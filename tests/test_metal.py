@@ -10,6 +10,7 @@ import pytest
 
 import zmlx
 from zmlx import metal, strict
+from zmlx.launch import geometry
 from zmlx.targets import cpu
 
 DOUBLE = {
@@ -104,6 +105,17 @@ def test_init_values_keep_their_sign_and_are_remembered():
     for _ in range(2):
         assert np.isnan(kernel(mx.ones((4,)), init_value=float("nan"))[0].item())
     assert kernel.statistics["configurations"] == before + 1
+
+
+def test_each_geometry_has_launches_of_its_own():
+    """As a target has: what one prepared is nothing for another."""
+    kernel, x = metal.kernel(**DOUBLE), mx.ones((12, 12))
+    kernel(x)
+    before = kernel.statistics["configurations"]
+    for kind in ("gpu", "cpu"):
+        with geometry(kind):
+            kernel(x)
+    assert kernel.statistics["configurations"] == before + 2
 
 
 @pytest.mark.on_cpu

@@ -272,7 +272,7 @@ class MetalKernel:
                 outputs = _outputs(self.spec, self.reference, shapes, dtypes, *arrays)
                 return outputs[0] if len(outputs) == 1 else outputs
         key = (
-            settings.target,
+            settings,
             tuple((x.shape, x.dtype) for x in arrays),
             key_of(configuration[0], configuration[5]),
             configuration[1:5],

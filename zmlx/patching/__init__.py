@@ -45,9 +45,10 @@ from .head import find_head, head_of, lm_loss, put_head, restore_head
 from .match import Matcher, random_state_kept
 from .plans import CodePlan, DropoutPlan, Plan, plan_of
 from .probe import own_dtype, probe
+from .reasons import UnmatchedError, first_line
 from .replace import is_current, is_trained, put, restore, set_trained, take_out
 from .report import Replaced, Report, Skipped
-from .wiring import UnmatchedError, child_of, detached, first_line
+from .shadows import child_of, detached
 
 __all__ = ["KINDS", "Replaced", "Report", "Skipped", "lm_loss", "patch", "smart_patch", "unpatch"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import mlx.nn as nn
 
 from .held import same
-from .wiring import entries, is_opaque, rebuilt, shadow
+from .shadows import entries, is_opaque, rebuilt, shadow
 
 #: The attribute of a module that has the originals of what was copied directly below it: (original,
 #: copy, attributes of the copy when it was made), those further below too. Lists and dicts with

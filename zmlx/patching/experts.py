@@ -15,17 +15,10 @@ from .algebra import Algebra
 from .capture import Graphs
 from .leaves import FLOATS, Sizes
 from .plans import ExpertsPlan, Plan
+from .reasons import Reasons, UnmatchedError
+from .shadows import entries, rebuilt, shadow
 from .templates import GATED
-from .wiring import (
-    Reasons,
-    UnmatchedError,
-    arguments_needed,
-    entries,
-    rebuilt,
-    shadow,
-    widths,
-    wiring,
-)
+from .wiring import arguments_needed, widths, wiring
 
 #: Own arrays of a module with more elements are no factors that a call may have by number.
 _SMALL = 1 << 16

@@ -24,18 +24,9 @@ from ..nn import losses
 from .capture import Graphs
 from .held import is_as_noted, noted
 from .match import in_mode
-from .wiring import (
-    Call,
-    UnmatchedError,
-    Wiring,
-    child_of,
-    detached,
-    original_class,
-    parameters_of_call,
-    shadow,
-    stands,
-    wiring,
-)
+from .reasons import UnmatchedError
+from .shadows import child_of, detached, original_class, shadow
+from .wiring import Call, Wiring, parameters_of_call, stands, wiring
 
 _HEAD = "_zmlx_head"
 

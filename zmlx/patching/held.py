@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from .wiring import child_of, is_opaque, original_class
+from .shadows import child_of, is_opaque, original_class
 
 #: The attribute of a patched module that has what it held when it was patched.
 HELD = "_zmlx_held"

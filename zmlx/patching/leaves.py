@@ -16,8 +16,10 @@ from ..nn import functional as F
 from .algebra import Algebra
 from .capture import Graphs
 from .plans import ActivationPlan, GatePlan, GroupNormPlan, NormPlan, Plan, RopePlan
+from .reasons import UnmatchedError
+from .shadows import shadow
 from .templates import ACTIVATIONS, GATED, Norm, norms, packed
-from .wiring import UnmatchedError, own_call, parameters_of_call, shadow
+from .wiring import own_call, parameters_of_call
 
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 

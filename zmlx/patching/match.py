@@ -17,21 +17,12 @@ from .experts import redrawn
 from .leaves import FLOATS, SIZES, Leaves, Sizes
 from .mixtures import Mixtures
 from .plans import CodePlan, DropoutPlan, MLPPlan, NormPlan, Plan, RouterPlan
+from .reasons import Reasons, UnmatchedError
 from .routing import Routing
+from .shadows import child_of, detached, entries
 from .steps import Add, AddNorm, BlockPlan, CallChild, Mix
 from .templates import ACTIVATIONS, GATED, packed
-from .wiring import (
-    Call,
-    Reasons,
-    UnmatchedError,
-    Wiring,
-    child_of,
-    detached,
-    entries,
-    parameters_of_call,
-    widths,
-    wiring,
-)
+from .wiring import Call, Wiring, parameters_of_call, widths, wiring
 
 #: Leaves that are never candidates, so that a report does not list them.
 _OTHER_LEAVES = (

@@ -15,6 +15,7 @@ from .experts import Experts, Found, is_stacked, stacks
 from .leaves import FLOATS
 from .plans import Plan
 from .probe import own_dtype
+from .reasons import Reasons, UnmatchedError
 from .routers import (
     Options,
     Routers,
@@ -27,6 +28,7 @@ from .routers import (
     unlike,
 )
 from .routing import SUMS
+from .shadows import shadow
 from .steps import (
     ELEMENTWISE,
     Add,
@@ -39,16 +41,7 @@ from .steps import (
     Reshape,
     flattened,
 )
-from .wiring import (
-    Call,
-    Reasons,
-    UnmatchedError,
-    Wiring,
-    arguments_needed,
-    shadow,
-    widths,
-    wiring,
-)
+from .wiring import Call, Wiring, arguments_needed, widths, wiring
 
 
 class Mixtures(Experts, Routers):

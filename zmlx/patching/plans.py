@@ -23,8 +23,8 @@ from ..nn.choosing import TYPICAL_ROWS
 from ..nn.dropout import dropped
 from ..nn.expert_rows import Experts, each
 from .routing import Routing
+from .shadows import child_of
 from .templates import OF_X, Norm, are_as_long
-from .wiring import child_of
 
 Verified = frozenset[tuple[mx.Dtype, int]]
 

@@ -20,8 +20,9 @@ from mlx.utils import tree_flatten, tree_map
 from ..choice import prefer
 from .plans import ExpertsPlan, GatePlan, MLPPlan, Plan, RouterPlan
 from .probe_mixtures import in_float32, stands, twins
+from .reasons import UnmatchedError
+from .shadows import placed, shadow
 from .steps import EMPTY, AddNorm, BlockPlan
-from .wiring import UnmatchedError, placed, shadow
 
 _EPS = {mx.float32: 2.0**-23, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
 

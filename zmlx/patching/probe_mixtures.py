@@ -13,8 +13,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .plans import ExpertsPlan, RouterPlan
+from .shadows import child_of, placed, shadow
 from .steps import BlockPlan, CallChild, Combine, Mix
-from .wiring import child_of, placed, shadow
 
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 

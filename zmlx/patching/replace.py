@@ -22,7 +22,7 @@ from .copies import give_back
 from .held import HELD, STATE, hold, holds_the_same, same
 from .plans import PLAN, CodePlan, Plan, plan_of
 from .probe import own_dtype
-from .wiring import is_opaque, original_class, shadow, slots
+from .shadows import is_opaque, original_class, shadow, slots
 
 #: The attribute of a patched module whose gradient was compared too.
 _TRAINED = "_zmlx_trained"

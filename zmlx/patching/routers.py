@@ -17,17 +17,11 @@ from .experts import Found
 from .leaves import FLOATS, Sizes
 from .plans import PRODUCTS, Plan, RouterPlan
 from .probe import own_dtype
+from .reasons import UnmatchedError
 from .routing import Choice, Routing, choices, weighings
+from .shadows import detached, shadow
 from .steps import Mix
-from .wiring import (
-    UnmatchedError,
-    arguments_needed,
-    detached,
-    own_call,
-    shadow,
-    widths,
-    wiring,
-)
+from .wiring import arguments_needed, own_call, widths, wiring
 
 
 class Routers:

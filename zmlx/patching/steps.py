@@ -15,8 +15,9 @@ from ..nn.expert_rows import combined
 from .held import holds_the_same
 from .plans import ExpertsPlan, Plan, Verified, plan_of
 from .routing import Routing
+from .shadows import child_of, original_class
 from .templates import OF_X, Norm
-from .wiring import Given, child_of, original_class
+from .wiring import Given
 
 #: The default of a parameter without one.
 EMPTY: Any = inspect.Parameter.empty

@@ -8,15 +8,11 @@ a child can. What a token cannot notice, `is True` and the like, is traced with 
 
 from __future__ import annotations
 
-import copy
 import inspect
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from math import prod
-from textwrap import shorten
-from types import MemberDescriptorType
 from typing import Any
 
 import mlx.core as mx
@@ -24,49 +20,8 @@ import mlx.nn as nn
 import numpy as np
 
 from .capture import Graphs
-
-
-class UnmatchedError(Exception):
-    """Why a module is left alone."""
-
-
-class CaptureError(UnmatchedError):
-    """A module's call, or that of a child in it, raised in a trace, when `calls` children had
-    returned."""
-
-    def __init__(
-        self, error: Exception, calls: int, child: str | None = None, missing: Sequence[str] = ()
-    ) -> None:
-        given = f" with None for {', '.join(missing)}" * bool(missing)
-        who = f"{child}: " if child else ""
-        super().__init__(f"its call cannot be captured{given}: {who}{first_line(error)}")
-        self.calls = calls
-
-
-class Reasons:
-    """Why each of several tries did not match. Of them counts the first that says what the call
-    does, or else the one whose call went furthest."""
-
-    def __init__(self) -> None:
-        self._first: UnmatchedError | None = None
-        self._furthest: CaptureError | None = None
-
-    def add(self, reason: UnmatchedError) -> None:
-        """The reason of another try."""
-        if not isinstance(reason, CaptureError):
-            self._first = self._first or reason
-        elif self._furthest is None or reason.calls > self._furthest.calls:
-            self._furthest = reason
-
-    def one(self, default: str) -> UnmatchedError:
-        """The one that counts, or a default where there is none."""
-        return self._first or self._furthest or UnmatchedError(default)
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, shortened; its class where it has none."""
-    lines = str(error).strip().splitlines()
-    return shorten(lines[0] if lines else type(error).__name__, 120, placeholder=" …").rstrip(":")
+from .reasons import CaptureError, UnmatchedError
+from .shadows import detached, entries, is_opaque, rebuilt, shadow
 
 
 @dataclass(frozen=True)
@@ -148,118 +103,6 @@ def parameters_of_call(module: nn.Module) -> list[inspect.Parameter]:
     return parameters
 
 
-def shadow(module: nn.Module, changed: Mapping[str, Any]) -> Any:
-    """A module of the same class with the same attributes, but these entries."""
-    twin: Any = dict.__new__(type(module))
-    twin.__dict__.update(module.__dict__)
-    for slot, value in slots(module):
-        slot.__set__(twin, value)
-    dict.update(twin, module)
-    dict.update(twin, changed)
-    return twin
-
-
-def slots(module: nn.Module) -> Iterator[tuple[Any, Any]]:
-    """The slots of a module's classes that have a value, and these."""
-    for cls in type(module).__mro__:
-        if not vars(cls).get("__slots__"):
-            continue
-        for slot in vars(cls).values():
-            if isinstance(slot, MemberDescriptorType):
-                with suppress(AttributeError):
-                    yield slot, slot.__get__(module)
-
-
-def original_class(module: nn.Module) -> type[nn.Module]:
-    """The class that a module had before it was patched."""
-    return getattr(type(module), "_zmlx_class", type(module))
-
-
-def entries(value: Any) -> Iterable[tuple[Any, Any]]:
-    """Keys and entries of a list, a tuple or a dict."""
-    return dict.items(value) if isinstance(value, dict) else enumerate(value)
-
-
-def rebuilt(value: Any, parts: Mapping[Any, Any]) -> Any:
-    """A copy of a list, a tuple or a dict with these entries, of the same class: code may read it
-    by attributes. A tuple of the same entries is itself."""
-    if isinstance(value, tuple):
-        if all(parts[i] is v for i, v in enumerate(value)):
-            return value
-        twin: Any = tuple.__new__(type(value), parts.values())
-        if hasattr(value, "__dict__"):
-            vars(twin).update(vars(value))
-        return twin
-    twin, base = _copy_of(value), dict if isinstance(value, dict) else list
-    for key, part in parts.items():
-        base.__setitem__(twin, key, part)
-    return twin
-
-
-def _copy_of(value: Any) -> Any:
-    """A copy of a list or a dict."""
-    cls: Any = type(value)
-    if cls in (list, dict):
-        return cls(value)
-    try:
-        twin = copy.copy(value)
-    except Exception:  # a `__getattr__` that looks among the entries fails for the names of `copy`
-        base: Any = dict if isinstance(value, dict) else list
-        twin = base.__new__(cls)
-        (dict.update if base is dict else list.extend)(twin, value)
-        vars(twin).update(vars(value))
-    if getattr(value, "__dict__", None) is value:  # its entries are its attributes
-        twin.__dict__ = twin
-    return twin
-
-
-class Above:
-    """What a module gets in a trace for one above it, which a tuple hides from MLX: a call that
-    goes by it is left alone."""
-
-    __slots__ = ()
-
-    def _read(self, *_: Any, **__: Any) -> Any:
-        raise UnmatchedError("its call reads a module above it")
-
-    __getattr__ = __setattr__ = __getitem__ = __setitem__ = __call__ = _read
-
-
-_ABOVE = Above()
-
-
-def _leads_to(value: Any, module: nn.Module, seen: set[int]) -> bool:
-    """Whether a module is in a value."""
-    if value is module:
-        return True
-    if not isinstance(value, (list, tuple, dict)) or id(value) in seen:
-        return False
-    seen.add(id(value))
-    return any(_leads_to(v, module, seen) for _, v in entries(value))
-
-
-def detached(value: Any) -> Any:
-    """Shadows of a module and of all below it, as they were before they were patched, so that a
-    call which sets what they hold, as that of a batch norm does in training, leaves them as they
-    are."""
-
-    def within(value: Any, holder: nn.Module | None, hidden: bool) -> Any:
-        if isinstance(value, nn.Module):
-            if hidden and holder is not None and _leads_to(value, holder, set()):
-                return _ABOVE
-            twin = shadow(value, {k: within(v, value, False) for k, v in value.items()})
-            object.__setattr__(twin, "__class__", original_class(value))
-            for name in [n for n in vars(twin) if n.startswith("_zmlx_")]:
-                del vars(twin)[name]
-            return twin
-        if isinstance(value, (list, tuple, dict)):
-            hidden = hidden or isinstance(value, tuple)
-            return rebuilt(value, {k: within(v, holder, hidden) for k, v in entries(value)})
-        return value
-
-    return within(value, None, False)
-
-
 def own_call(module: Any, *arguments: Any, **keywords: Any) -> Any:
     """The module's call, on a shadow; raises where it sets an attribute, which a replacement would
     not do."""
@@ -278,68 +121,6 @@ def _random_states() -> Any:
     own: Any = mx.random.state
     numpys: Any = np.random.get_state(legacy=False)["state"]
     return own[0].tolist(), random.getstate(), numpys["pos"], numpys["key"].tolist()
-
-
-def placed(module: Any, children: Mapping[str, Any]) -> Any:
-    """The module with these children and arrays, by path."""
-    here: dict[str, Any] = {}
-    below: dict[str, dict[str, Any]] = {}
-    for path, child in children.items():
-        key, rest = _first_of(module, path)
-        if rest:
-            below.setdefault(key, {})[rest] = child
-        else:
-            here[key] = child
-    if isinstance(module, nn.Module):
-        return shadow(module, {**here, **{k: placed(module[k], v) for k, v in below.items()}})
-    parts = {k: here.get(str(k), v) for k, v in entries(module)}
-    return rebuilt(
-        module, {k: placed(v, below[str(k)]) if str(k) in below else v for k, v in parts.items()}
-    )
-
-
-def is_opaque(module: nn.Module) -> bool:
-    """Whether a child is a stand-in in a trace: not an activation, which has no parameters, and
-    leads to no module above."""
-
-    def holds(value: Any, above: frozenset[int]) -> bool:
-        if not isinstance(value, (list, tuple, dict)) or id(value) in above:
-            return True
-        above |= {id(value)}
-        return any(holds(v, above) for _, v in entries(value))
-
-    return holds(module, frozenset())
-
-
-def _first_of(module: Any, path: str) -> tuple[str, str]:
-    """The name that a path begins with, and the rest; names of children may have dots in them."""
-    first, _, left = path.partition(".")
-    name, rest = first, left
-    if isinstance(module, dict):
-        names: Any = module if isinstance(module, nn.Module) else set(map(str, module))
-        while name not in names and rest:
-            more, _, rest = rest.partition(".")
-            name = f"{name}.{more}"
-        if name in names:
-            return name, rest
-    return first, left
-
-
-def child_of(module: Any, path: str) -> Any:
-    """The module at a path; raises `UnmatchedError` where there is none."""
-    rest = path
-    try:
-        while rest:
-            key, rest = _first_of(module, rest)
-            if isinstance(module, (list, tuple)):
-                module = module[int(key)]
-            elif isinstance(module, nn.Module):  # which may have a child of a method's name
-                module = module[key] if key in module else getattr(module, key)
-            else:
-                module = {str(k): v for k, v in entries(module)}[key]
-    except (AttributeError, LookupError, ValueError, TypeError):
-        raise UnmatchedError(f"there is no {path} in it") from None
-    return module
 
 
 class Stand:

@@ -27,6 +27,13 @@
   METAL_FUNC T f(T x, U y, V z) {                                  \
     return T(f(float(x), float(T(y)), float(T(z))));               \
   }
+#define ZK_NARROW_SPLIT(f)                   \
+  template <zk_narrow T>                     \
+  METAL_FUNC T f(T x, T& rest) {             \
+    float other, first = f(float(x), other); \
+    rest = T(other);                         \
+    return T(first);                         \
+  }
 #define ZK_NARROW_TEST(f)       \
   template <zk_narrow T>        \
   METAL_FUNC bool f(T x) {      \
@@ -36,6 +43,7 @@
 #define ZK_NARROW_1(f)
 #define ZK_NARROW_2(f)
 #define ZK_NARROW_3(f)
+#define ZK_NARROW_SPLIT(f)
 #define ZK_NARROW_TEST(f)
 #endif
 
@@ -43,13 +51,16 @@
 #define ZK_VECTOR_1(f)
 #define ZK_VECTOR_2(f)
 #define ZK_VECTOR_3(f)
+#define ZK_VECTOR_SPLIT(f)
 #define ZK_VECTOR_TEST(f)
 #endif
 
-// One row per function, after its float form; the number is that of its arguments.
+// One row per function, after its float form; the number is that of its arguments. A split gives a
+// second result by reference.
 #define ZK_MATH_1(f) ZK_NARROW_1(f) ZK_VECTOR_1(f)
 #define ZK_MATH_2(f) ZK_NARROW_2(f) ZK_VECTOR_2(f)
 #define ZK_MATH_3(f) ZK_NARROW_3(f) ZK_VECTOR_3(f)
+#define ZK_MATH_SPLIT(f) ZK_NARROW_SPLIT(f) ZK_VECTOR_SPLIT(f)
 #define ZK_MATH_TEST(f) ZK_NARROW_TEST(f) ZK_VECTOR_TEST(f)
 
 namespace metal {

@@ -46,17 +46,13 @@ METAL_FUNC float nextafter(float x, float y) { return zk_nextafter<float, uint>(
   METAL_FUNC T nextafter(T x, T y) { return zk_nextafter<T, ushort>(x, y); }     \
   METAL_FUNC T ldexp(T x, int k) { return T(ldexp(float(x), k)); }               \
   METAL_FUNC T frexp(T x, int& exponent) { return T(frexp(float(x), exponent)); } \
-  METAL_FUNC int ilogb(T x) { return ilogb(float(x)); }                          \
-  METAL_FUNC T modf(T x, T& whole) {                                             \
-    float w, fraction = modf(float(x), w);                                       \
-    whole = T(w);                                                                \
-    return T(fraction);                                                          \
-  }
+  METAL_FUNC int ilogb(T x) { return ilogb(float(x)); }
 ZK_NARROW_PARTS(half)
 ZK_NARROW_PARTS(bfloat)
 #undef ZK_NARROW_PARTS
 #endif
 ZK_VECTOR_2(nextafter)
+ZK_MATH_SPLIT(modf)
 
 #ifdef ZK_VECTORS
 template <class T, int N>
@@ -74,11 +70,6 @@ METAL_FUNC vec<int, N> ilogb(vec<T, N> x) {
   vec<int, N> y;
   for (int i = 0; i < N; ++i) y[i] = ilogb(x[i]);
   return y;
-}
-template <class T, int N>
-METAL_FUNC vec<T, N> modf(vec<T, N> x, vec<T, N>& whole) {
-  for (int i = 0; i < N; ++i) x[i] = modf(x[i], whole[i]);
-  return x;
 }
 #endif
 

@@ -73,21 +73,7 @@ ZK_INLINE float sincos(float x, float& cosine) {
   cosine = zk_wave(r, quarter + 1);
   return zk_with_sign(zk_wave(r, quarter), x);
 }
-#ifdef ZK_NUMBERS
-template <zk_narrow T>
-METAL_FUNC T sincos(T x, T& cosine) {
-  float c, s = sincos(float(x), c);
-  cosine = T(c);
-  return T(s);
-}
-#endif
-#ifdef ZK_VECTORS
-template <class T, int N>
-METAL_FUNC vec<T, N> sincos(vec<T, N> x, vec<T, N>& cosine) {
-  for (int i = 0; i < N; ++i) x[i] = sincos(x[i], cosine[i]);
-  return x;
-}
-#endif
+ZK_MATH_SPLIT(sincos)
 
 // πx as an angle: exact, since 2x mod 1 is; every float of 2^24 and more is an even integer.
 ZK_INLINE zk_angle zk_turn_pi(float x) {

@@ -408,6 +408,12 @@ ZK_VECTOR_NAMES(bfloat)
     V p = zk_spread<V>(a), q = zk_spread<V>(b), r = zk_spread<V>(c);           \
     ZK_LANES(V, ZK_CALL_3, f)                                                  \
   }
+#define ZK_VECTOR_SPLIT(f)                                         \
+  template <class T, int N>                                        \
+  METAL_FUNC vec<T, N> f(vec<T, N> x, vec<T, N>& rest) {           \
+    for (int i = 0; i < N; ++i) x[i] = f(x[i], rest[i]);           \
+    return x;                                                      \
+  }
 #define ZK_VECTOR_TEST(f)                              \
   template <class A, class V = zk_join<A>>             \
   METAL_FUNC vec<bool, V::zk_lanes> f(A a) {           \

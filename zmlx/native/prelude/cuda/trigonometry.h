@@ -19,21 +19,7 @@ METAL_FUNC float sincos(float x, float& cosine) {
   ::sincosf(x, &sine, &cosine);
   return sine;
 }
-#ifdef ZK_NUMBERS
-template <zk_narrow T>
-METAL_FUNC T sincos(T x, T& cosine) {
-  float c, s = sincos(float(x), c);
-  cosine = T(c);
-  return T(s);
-}
-#endif
-#ifdef ZK_VECTORS
-template <class T, int N>
-METAL_FUNC vec<T, N> sincos(vec<T, N> x, vec<T, N>& cosine) {
-  for (int i = 0; i < N; ++i) x[i] = sincos(x[i], cosine[i]);
-  return x;
-}
-#endif
+ZK_MATH_SPLIT(sincos)
 ZK_MATH_1(sin)
 ZK_MATH_1(cos)
 ZK_MATH_1(tan)
