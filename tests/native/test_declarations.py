@@ -269,6 +269,20 @@ def test_coherent_qualifies_and_is_a_name(group: int) -> None:
     "v.xyz = W<float3>(x).v;",
     "v.xy = TABLE[1] + (x - 5);  v.y -= x - 5;",
     "struct L { float2 a[2] = {{5}, {5}}; } l; v.xy = l.a[1]; v.x += x - 5;",
+    "Q q = {{x}, 3}; v.xy = q.v;",
+    "const Q q[2] = {{{1, 2}, 3}, {{x}}}; v.xy = q[1].v + q[1].n;",
+    "struct Q q{{}, 1, {{x, 0}, {x}}}; v.xy = q.w[1];",
+    "Q q = {.n = 3, .w = {{x}}}; v.xy = q.w[0];",
+    "P p = {{{x}}, {1, 2}}; v.xy = p.q.v;",
+    "P p = {made(x), {x}}; v.xy = p.u;",
+    "Pair<float2> p = {{x}, 3}; v.xy = p.v;",
+    "auto p = Pair<vec<unsigned int, 2>>{{(unsigned int)x}, 3}; v.xy = float2(p.v);",
+    "v.xy = made(x).v;",
+    "v.xy = led(x);",
+    "auto f = [](float a) -> float2 { return {a}; }; v.xy = f(x);",
+    "v.xy = first(2, {x});",
+    "v.xy = second({x}) + second({{x}, 1});",
+    "v.xy = TABLE2[1].v + (x - 5); v.y -= x - 5;",
 ])  # fmt: skip
 def test_a_list_shorter_than_its_vector_is_filled_with_zeros(text: str) -> None:
     header = """
@@ -276,6 +290,14 @@ def test_a_list_shorter_than_its_vector_is_filled_with_zeros(text: str) -> None:
         struct S { float3 b, c; float4 v = float4(9);
           S(float a) : c{a}, v{a} {} };
         template <typename T> struct W { T v; W(float a) : v{a} {} };
+        struct Q { float2 v; int n = 0; const float2 w[2] = {{1, 2}}; float sum() { return v.x; } };
+        struct P { Q q; float2 u; };
+        template <typename T> struct Pair { T v; int n; };
+        constant Q TABLE2[] = {{{1, 2}, 3}, {{5}, 4}};
+        Q made(float a) { return {{a}, 3}; }
+        auto led(float a) -> float2 { return {a}; }
+        float2 first(int n, const thread float2& v) { return v; }
+        float2 second(Q q) { return q.n ? q.v : q.n; }
     """
     source = f"""
         float x = 5 + float(thread_position_in_grid.x); float4 v = float4(9);

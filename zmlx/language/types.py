@@ -55,8 +55,13 @@ VECTORS = {
     ),
     "fewer values in braces than components": Row(
         "float4 v = {x[i], 2}, w{v.zw, 3}; half4 h = half4{1}; r = v.x + v.y + v.z + v.w * 10;\n"
-        "r += w.x + w.z * 10 + w.w * 100 + h.x + h.w * 1000 + lead(x[i]).y + dot(float3{2}, 1);",
+        "r += w.x + w.z * 10 + w.w * 100 + h.x + h.w * 1000 + lead(x[i]).y + dot(float3{2}, 1);\n"
+        "Pair p = {{x[i]}, {1, 2}}, q[2] = {{{1}}, made()}; "
+        "r += (p.v.y + q[0].v.y + q[1].w.z + second(0, {5})) * 1000;",
         X + 2 + 30 + 1 + 2,
+        "struct Pair { float2 v; int3 w; };\n"
+        "Pair made() { return {{1}, {1, 2}}; }\n"
+        "float second(int n, float2 v) { return v.y; }\n"
         "float2 lead(float a) { return {a}; }\n"
         "auto both(float a) -> metal::float2 { return float2(a); }\n",
     ),

@@ -79,8 +79,10 @@ void free_anonymous_structs(Unit&);
 // initialisers.cc
 bool names_number(const Token&);  // a scalar or vector type
 void unwrap_literals(Unit&);
-void fill_vectors(Unit&);
 void expand_designators(Unit&);
+
+// short_lists.cc
+void fill_vectors(Unit&);
 
 // collectives.cc
 const std::set<std::string>& collectives();  // Metal's functions at which threads meet

@@ -120,6 +120,19 @@ constexpr METAL_FUNC V zk_lead(A... x) {
     return V(x...);
   }
 }
+// The type of a field's value, or of its elements.
+template <class T>
+struct zk_field_of {
+  using type = T;
+};
+template <class T>
+struct zk_field_of<const T> : zk_field_of<T> {};
+template <class T, decltype(sizeof(0)) N>
+struct zk_field_of<T[N]> : zk_field_of<T> {};
+template <class T, decltype(sizeof(0)) N>
+struct zk_field_of<const T[N]> : zk_field_of<T> {};
+template <class T>
+using zk_field = typename zk_field_of<T>::type;
 // The same type, but known only where the flag is: see anonymous_structs.cc.
 template <bool, class T>
 struct zk_member {
