@@ -283,6 +283,14 @@ def test_coherent_qualifies_and_is_a_name(group: int) -> None:
     "v.xy = first(2, {x});",
     "v.xy = second({x}) + second({{x}, 1});",
     "v.xy = TABLE2[1].v + (x - 5); v.y -= x - 5;",
+    "ns::In q = {{x}, 3}; v.xy = q.v;",
+    "Deep d = {{{x}}, 3}; v.xy = d.in.v;",
+    "struct L { float2 v; } l = {{x}}, m[2] = {{{1}}, {{x}}}; v.xy = l.v + m[1].v - l.v;",
+    "Typed t = {.v = {x}}; v.xy = t.v;",
+    "Made m = {{x}, 0}; Made n({x}, 0); v.xy = m.v; v.y += n.v.y;",
+    "v.xy = third(float3{1, 2}, {x}, {x}) + third(float3{1, 2}, {}, {0});",
+    "v.xy = Made({x}, 0).plus({0}, 1);",
+    "Pointers p = {out, {x}, nullptr, {{1}}}; v.xy = p.v; v.y += p.w[0].y;",
 ])  # fmt: skip
 def test_a_list_shorter_than_its_vector_is_filled_with_zeros(text: str) -> None:
     header = """
@@ -298,6 +306,13 @@ def test_a_list_shorter_than_its_vector_is_filled_with_zeros(text: str) -> None:
         auto led(float a) -> float2 { return {a}; }
         float2 first(int n, const thread float2& v) { return v; }
         float2 second(Q q) { return q.n ? q.v : q.n; }
+        float2 third(float3 a, float2 b, float3 c) { return a.z + b; }
+        namespace ns { struct In { float2 v; int n; }; }
+        struct Deep { struct In2 { float2 v; } in; int n; };
+        typedef struct { float2 v; int n; } Typed;
+        struct Made { float2 v; Made(float2 a, int n) : v(a + n) {}
+          float2 plus(float2 a, int n) const { return v + a * n; } };
+        struct Pointers { const device float* p; float2 v; thread float* q; float2 w[1]; };
     """
     source = f"""
         float x = 5 + float(thread_position_in_grid.x); float4 v = float4(9);

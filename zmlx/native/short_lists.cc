@@ -70,6 +70,12 @@ class MaybeVectors {
   std::multimap<std::string, std::pair<size_t, size_t>> scopes_;
 };
 
+// What follows token i, or the brackets that it opens. A list that was filled still has its partner.
+size_t behind(const Unit& unit, size_t i) {
+  size_t end = unit.outline.partner[i];
+  return end != Outline::none && end > i ? end + 1 : i + 1;
+}
+
 // How many values the braces hold; 0 if one of them is a list, or has a designator.
 int values_in(const Unit& unit, size_t brace) {
   size_t end = unit.outline.partner[brace];
@@ -78,9 +84,7 @@ int values_in(const Unit& unit, size_t brace) {
     bool first = unit.tokens[i - 1].is(",") || i == brace + 1;
     if (first && unit.tokens[i].is_any({"{", "[", "."})) return 0;
     values += unit.tokens[i].is(",") && i + 1 < end;
-    size_t list = unit.outline.angle_end(i);
-    bool bracket = unit.tokens[i].is_any({"(", "[", "{"}) || list != Outline::none;
-    i = bracket ? unit.outline.partner[i] + 1 : i + 1;
+    i = behind(unit, i);
   }
   return end == brace + 1 ? 0 : values;
 }
@@ -136,13 +140,22 @@ size_t type_end(const Unit& unit, size_t i) {
 // What the tokens from i to end declare, such as `const float2 v = {}, w[2]`.
 std::vector<Declared> names_declared(const Unit& unit, size_t i, size_t end) {
   auto& tokens = unit.tokens;
-  while (tokens[i].is_any({"const", "volatile", "constant", "device", "thread", "threadgroup",
-                           "struct", "metal", "::"})) {
+  while (tokens[i].is_any({"const", "volatile", "constant", "device", "thread", "threadgroup"}) ||
+         (tokens[i].is("struct") && !tokens[i + 2].is("{"))) {
     ++i;
   }
-  size_t first = i, last = type_end(unit, i);
+  size_t first = i;
+  if (tokens[i].is_any({"struct", "union", "enum"})) {
+    first = tokens[i + 2].is("{") ? i + 1 : 0;  // the name, if it has one
+    while (!tokens[i].is_any({"{", ";"})) ++i;
+    if (tokens[i].is(";")) return {};
+  } else {
+    while (tokens[i + 1].is("::")) first = i += 2;
+  }
+  size_t last = tokens[i].is("{") ? first : type_end(unit, i);
+  i = tokens[i].is("{") ? unit.outline.partner[i] : last;
   std::vector<Declared> found;
-  for (i = last + 1; i < end; ++i) {
+  for (++i; i < end; ++i) {
     bool points = false;
     for (; tokens[i].is_any({"*", "&", "const", "thread", "device"}); ++i) {
       points |= tokens[i].is("*");
@@ -152,8 +165,7 @@ std::vector<Declared> names_declared(const Unit& unit, size_t i, size_t end) {
     one.bounds = bounds_behind(unit, &i);
     found.push_back(one);
     while (i < end && !tokens[i].is(",")) {
-      bool group = tokens[i].is_any({"(", "[", "{"}) || unit.outline.angle_end(i) != Outline::none;
-      i = group ? unit.outline.partner[i] + 1 : i + 1;
+      i = behind(unit, i);
     }
   }
   return found;
@@ -165,8 +177,7 @@ std::vector<size_t> parts_between(const Unit& unit, size_t open) {
   size_t end = unit.outline.partner[open];
   for (size_t i = open + 1; end != Outline::none && i < end;) {
     if (i == open + 1 || unit.tokens[i - 1].is(",")) parts.push_back(i);
-    bool group = unit.tokens[i].is_any({"(", "[", "{"}) || unit.outline.angle_end(i) != Outline::none;
-    i = group ? unit.outline.partner[i] + 1 : i + 1;
+    i = behind(unit, i);
   }
   return parts;
 }
@@ -175,11 +186,12 @@ class ShortLists {
  public:
   explicit ShortLists(Unit& unit) : unit_(unit), tokens_(unit.tokens), maybe_(unit) {
     for (size_t i = 0; i + 2 < tokens_.size(); ++i) {
-      if (!tokens_[i].is_any({"struct", "class"}) || !tokens_[i + 2].is("{")) continue;
-      // Of two of one name, in different scopes, neither.
-      auto [entry, added] = fields_.insert({tokens_[i + 1].text, {}});
-      if (added) entry->second = fields_at(i + 2, tokens_[i + 1].text);
-      else entry->second.clear();
+      if (!tokens_[i].is_any({"struct", "class"})) continue;
+      size_t brace = i + 1 + (tokens_[i + 1].kind == Token::word);
+      if (!tokens_[brace].is("{")) continue;
+      size_t name = unit.outline.partner[brace] + 1;
+      if (brace == i + 2) add_struct(tokens_[i + 1].text, brace);
+      if (i > 0 && tokens_[i - 1].is("typedef")) add_struct(tokens_[name].text, brace);
     }
   }
 
@@ -188,11 +200,25 @@ class ShortLists {
     for (auto& function : unit_.outline.functions) in_constructor(function);
     for (size_t i = 0; i + 3 < tokens_.size(); ++i) {
       if (tokens_[i].is("return") && tokens_[i + 1].is("{")) at_return(i);
-      if (tokens_[i].kind == Token::word && tokens_[i + 1].is("(")) at_call(i);
+      if (tokens_[i].kind == Token::word && tokens_[i + 1].is("(")) {
+        fill_arguments(tokens_[i].text, i + 1);
+      }
     }
   }
 
  private:
+  // Of two structs of one name, in different scopes, neither is known.
+  void add_struct(const std::string& name, size_t brace) {
+    auto [entry, added] = fields_.insert({name, {}});
+    entry->second = added ? fields_at(brace, name) : std::vector<Declared>();
+  }
+
+  // The semicolon of the declaration that begins at i.
+  size_t declaration_end(size_t i) const {
+    while (!tokens_[i].is(";") && i + 1 < tokens_.size()) i = behind(unit_, i);
+    return i;
+  }
+
   // The fields of an aggregate, in order; none where values may be for something else.
   std::vector<Declared> fields_at(size_t brace, const std::string& name) const {
     std::vector<Declared> fields;
@@ -206,10 +232,8 @@ class ShortLists {
         i = function->body ? function->end + 1 : unit_.outline.statement_end(i) + 1;
         continue;
       }
-      if (tokens_[i].is_any({"public", "private", "protected", "struct", "class", "union", "enum"})) {
-        return {};
-      }
-      size_t last = unit_.outline.statement_end(i);
+      if (tokens_[i].is_any({"public", "private", "protected", "class"})) return {};
+      size_t last = declaration_end(i);
       if (!tokens_[i].is_any({"static", "using", "typedef", "template", "friend", ";"})) {
         auto some = names_declared(unit_, i, last);
         if (some.empty()) return {};
@@ -236,6 +260,9 @@ class ShortLists {
   bool may_fill(size_t first, size_t last) const { return most(first, last) || fields_of(first); }
 
   std::string type_text(size_t first, size_t last) const {
+    while (first > 1 && tokens_[first - 1].is("::") && tokens_[first - 2].kind == Token::word) {
+      first -= 2;
+    }
     std::string text;
     for (size_t i = first; i <= last; ++i) text += (i > first ? " " : "") + tokens_[i].text;
     return text;
@@ -290,20 +317,38 @@ class ShortLists {
 
   // `T{…}`, `T v = {…}, w[2]{…};`
   void at_type(size_t i) {
+    if (tokens_[i].is_any({"struct", "class"}) && tokens_[i + 2].is("{")) {
+      declarators(i + 1, i + 1, unit_.outline.partner[i + 2] + 1);
+    }
     size_t last = type_end(unit_, i);
     bool elaborated = i > 0 && tokens_[i - 1].is("struct") && tokens_[last + 1].kind == Token::word;
-    if (!may_fill(i, last) || (!elaborated && defines_type(unit_, i))) return;
+    bool constructed = fields_.count(tokens_[i].text) && !fields_of(i);
+    if (!may_fill(i, last) && !constructed) return;
+    if (!elaborated && defines_type(unit_, i)) return;
+    if (constructed) {  // `S{…}`, `S v({…})`
+      size_t open = last + 1 + (tokens_[last + 1].kind == Token::word);
+      open += tokens_[open].is("=");
+      if (tokens_[open].is_any({"(", "{"})) fill_arguments(tokens_[i].text, open);
+      return;
+    }
     std::string type = type_text(i, last);
     size_t name = last + 1, brace = name + tokens_[name].is(" ");
     if (tokens_[brace].is("{") && makes_value(tokens_, i) && fill({"", i, last, 0}, type, brace)) {
       for (size_t k = i; k <= last; ++k) tokens_[k].dropped = true;
     }
+    declarators(i, last, name);
+  }
+
+  // `v = {…}, w[2]{…};` behind the type from i to last.
+  void declarators(size_t i, size_t last, size_t name) {
+    if (!may_fill(i, last)) return;
+    std::string type = type_text(i, last);
     while (tokens_[name].kind == Token::word) {
       Declared one{tokens_[name].text, i, last, 0};
-      size_t behind = name;
-      one.bounds = bounds_behind(unit_, &behind);
-      bool equals = tokens_[behind].is("=");
-      size_t list = behind + equals;
+      size_t list = name;
+      one.bounds = bounds_behind(unit_, &list);
+      bool equals = tokens_[list].is("=");
+      list += equals;
       if (!tokens_[list].is("{")) break;
       fill(one, type, list, equals ? "" : "= ");
       if (!tokens_[unit_.outline.partner[list] + 1].is(",")) break;
@@ -334,7 +379,7 @@ class ShortLists {
       if (unit_.outline.partner[k] != Outline::none) k = unit_.outline.partner[k];
       if (tokens_[k].text != name || !tokens_[k + 1].is_any({";", ",", "=", "{", "["})) continue;
       size_t begin = unit_.outline.statement_begin(k);
-      for (auto& field : names_declared(unit_, begin, unit_.outline.statement_end(begin))) {
+      for (auto& field : names_declared(unit_, begin, declaration_end(begin))) {
         if (field.name == name) return field;
       }
     }
@@ -354,28 +399,29 @@ class ShortLists {
     if (may_fill(first, last)) fill({"", first, last, 0}, type_text(first, last), i + 1);
   }
 
-  // `f({…})`, where functions of the text agree on the parameter's type.
-  void at_call(size_t i) {
-    auto parts = parts_between(unit_, i + 1);
+  // `f({…})`, where the text's functions of that name agree on the parameter's type.
+  void fill_arguments(const std::string& name, size_t open) {
+    auto parts = parts_between(unit_, open);
     for (size_t k = 0; k < parts.size(); ++k) {
       if (!tokens_[parts[k]].is("{")) continue;
       Declared parameter;
       std::string type;
-      bool agree = true;
       for (auto& function : unit_.outline.functions) {
-        if (function.name != tokens_[i].text || function.lambda || function.open == i + 1) continue;
+        if (function.name != name || function.lambda) continue;
         auto parameters = parts_between(unit_, function.open);
-        if (k >= parameters.size()) continue;
+        if (parameters.size() < parts.size()) continue;
         size_t end = k + 1 < parameters.size() ? parameters[k + 1] - 1 : function.close;
         auto found = names_declared(unit_, parameters[k], end);
-        agree &= !function.scope && !tokens_[function.head].is("template") && found.size() == 1;
-        if (!agree || !found[0].first) return;
+        if (found.size() != 1 || !found[0].first || found[0].bounds) return;
+        // What only the function's scope or template knows can't be written here.
+        bool inside = function.scope || tokens_[function.head].is("template");
+        if (inside && !names_vector(tokens_[found[0].first])) return;
+        std::string text = type_text(found[0].first, found[0].last);
+        if (!type.empty() && type != text) return;
         parameter = found[0];
-        std::string text = type_text(parameter.first, parameter.last);
-        agree &= type.empty() || type == text;
         type = text;
       }
-      if (agree && parameter.first && !parameter.bounds) fill(parameter, type, parts[k]);
+      fill(parameter, type, parts[k]);
     }
   }
 
