@@ -275,6 +275,18 @@ def test_an_index_into_an_array_of_no_dimensions_is_explained():
         metal.kernel(**DOUBLE)(mx.array(2.0))
 
 
+@pytest.mark.on_cpu
+@pytest.mark.parametrize("value, message", [
+    ("min(uint(x[i]), 3)", r"the call 'min\(unsigned int, int\)' is ambiguous: convert"),
+    ("clamp(int(x[i]), 0u, 1)", r"'clamp\(int, unsigned int, int\)' is ambiguous: convert"),
+    ("atomic_load_explicit(&y[i], memory_order_relaxed)", "atomic with atomic_outputs=True"),
+])  # fmt: skip
+def test_calls_that_fit_no_overload_are_explained(value, message):
+    source = f"uint i = thread_position_in_grid.x;\ny[i] = {value};"
+    with pytest.raises(RuntimeError, match=f"line 2 of the source.*{message}"):
+        metal.kernel(**{**DOUBLE, "source": source})(mx.ones((4,)))
+
+
 def test_a_name_may_begin_with_a_digit():
     kernel = metal.kernel(**{**DOUBLE, "name": "2x"})
     assert kernel(mx.ones((2,))).tolist() == [2.0, 2.0]

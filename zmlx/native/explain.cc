@@ -70,6 +70,21 @@ void restore_swizzles(std::string* text) {
   }
 }
 
+// "use of deleted function 'void min(T, U) [with T = unsigned int; U = int]'": Metal's overloads,
+// none of which fits better than another.
+std::string ambiguous_call(const std::string& text) {
+  const std::string start = "use of deleted function 'void ", types = " [with ";
+  size_t name = start.size(), with = text.find(types);
+  if (text.compare(0, name, start) != 0 || with == std::string::npos) return {};
+  std::string list;
+  for (size_t at = with; (at = text.find(" = ", at)) != std::string::npos;) {
+    at += 3;
+    list += (list.empty() ? "" : ", ") + text.substr(at, text.find_first_of(";]", at) - at);
+  }
+  return "the call '" + text.substr(name, text.find('(', name) - name) + "(" + list +
+         ")' is ambiguous: convert its arguments to one type";
+}
+
 // Names of the prelude as the user writes them, why what has no index may be none, and a location
 // that cannot be written without the compiler's expression for it, which the line shows better.
 std::string plain(std::string text) {
@@ -87,6 +102,10 @@ std::string plain(std::string text) {
   }
   restore_swizzles(&text);
   for (const char* prefix : {"metal::", "zk_"}) replace_all(&text, prefix, "");
+  if (std::string call = ambiguous_call(text); !call.empty()) return call;
+  if (mentions("no matching function for call to 'atomic_") && !mentions("_atomic<")) {
+    return text + "; outputs are atomic with atomic_outputs=True";
+  }
   for (const char* subscript : {"for array subscript", "subscripted value is not"}) {
     if (mentions(subscript)) {
       return text + "; an array of no dimensions comes as a value, without an index";
