@@ -281,6 +281,7 @@ def test_coherent_qualifies_and_is_a_name(group: int) -> None:
     "v.xy = led(x);",
     "auto f = [](float a) -> float2 { return {a}; }; v.xy = f(x);",
     "v.xy = first(2, {x});",
+    "v.xy = fourth(2, {x});",
     "v.xy = second({x}) + second({{x}, 1});",
     "v.xy = TABLE2[1].v + (x - 5); v.y -= x - 5;",
     "ns::In q = {{x}, 3}; v.xy = q.v;",
@@ -306,6 +307,8 @@ def test_a_list_shorter_than_its_vector_is_filled_with_zeros(text: str) -> None:
         auto led(float a) -> float2 { return {a}; }
         float2 first(int n, const thread float2& v) { return v; }
         float2 second(Q q) { return q.n ? q.v : q.n; }
+        float2 fourth(int, float2);
+        float2 fourth(int n, float2 v) { return v; }
         float2 third(float3 a, float2 b, float3 c) { return a.z + b; }
         namespace ns { struct In { float2 v; int n; }; }
         struct Deep { struct In2 { float2 v; } in; int n; };

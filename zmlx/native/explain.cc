@@ -76,12 +76,14 @@ std::string ambiguous_call(const std::string& text) {
   const std::string start = "use of deleted function 'void ", types = " [with ";
   size_t name = start.size(), with = text.find(types);
   if (text.compare(0, name, start) != 0 || with == std::string::npos) return {};
+  std::string function = text.substr(name, text.find('(', name) - name);
+  if (function != "min" && function != "max" && function != "clamp") return {};
   std::string list;
   for (size_t at = with; (at = text.find(" = ", at)) != std::string::npos;) {
     at += 3;
     list += (list.empty() ? "" : ", ") + text.substr(at, text.find_first_of(";]", at) - at);
   }
-  return "the call '" + text.substr(name, text.find('(', name) - name) + "(" + list +
+  return "the call '" + function + "(" + list +
          ")' is ambiguous: convert its arguments to one type";
 }
 

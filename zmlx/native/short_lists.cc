@@ -13,6 +13,12 @@ bool names_vector(const Token& token) {
   return names_number(token) && std::isdigit((unsigned char)token.text.back());
 }
 
+// What follows token i, or the brackets that it opens. A list that was filled still has its partner.
+size_t behind(const Unit& unit, size_t i) {
+  size_t end = unit.outline.partner[i];
+  return end != Outline::none && end > i ? end + 1 : i + 1;
+}
+
 // The end of the declaration that a template list opens.
 size_t template_end(const Unit& unit, size_t list) {
   for (auto& function : unit.outline.functions) {
@@ -20,10 +26,7 @@ size_t template_end(const Unit& unit, size_t list) {
   }
   auto& tokens = unit.tokens;
   size_t i = unit.outline.partner[list] + 1;
-  while (i + 1 < tokens.size() && !tokens[i].is_any({";", "{"})) {
-    bool group = tokens[i].is_any({"(", "["}) || unit.outline.angle_end(i) != Outline::none;
-    i = group ? unit.outline.partner[i] + 1 : i + 1;
-  }
+  while (i + 1 < tokens.size() && !tokens[i].is_any({";", "{"})) i = behind(unit, i);
   return tokens[i].is("{") ? unit.outline.partner[i] : i;
 }
 
@@ -69,12 +72,6 @@ class MaybeVectors {
   const Tokens& tokens_;
   std::multimap<std::string, std::pair<size_t, size_t>> scopes_;
 };
-
-// What follows token i, or the brackets that it opens. A list that was filled still has its partner.
-size_t behind(const Unit& unit, size_t i) {
-  size_t end = unit.outline.partner[i];
-  return end != Outline::none && end > i ? end + 1 : i + 1;
-}
 
 // How many values the braces hold; 0 if one of them is a list, or has a designator.
 int values_in(const Unit& unit, size_t brace) {
@@ -331,9 +328,9 @@ class ShortLists {
       if (tokens_[open].is_any({"(", "{"})) fill_arguments(tokens_[i].text, open);
       return;
     }
-    std::string type = type_text(i, last);
     size_t name = last + 1, brace = name + tokens_[name].is(" ");
-    if (tokens_[brace].is("{") && makes_value(tokens_, i) && fill({"", i, last, 0}, type, brace)) {
+    if (tokens_[brace].is("{") && makes_value(tokens_, i) &&
+        fill({"", i, last, 0}, type_text(i, last), brace)) {
       for (size_t k = i; k <= last; ++k) tokens_[k].dropped = true;
     }
     declarators(i, last, name);
@@ -342,7 +339,6 @@ class ShortLists {
   // `v = {…}, w[2]{…};` behind the type from i to last.
   void declarators(size_t i, size_t last, size_t name) {
     if (!may_fill(i, last)) return;
-    std::string type = type_text(i, last);
     while (tokens_[name].kind == Token::word) {
       Declared one{tokens_[name].text, i, last, 0};
       size_t list = name;
@@ -350,7 +346,7 @@ class ShortLists {
       bool equals = tokens_[list].is("=");
       list += equals;
       if (!tokens_[list].is("{")) break;
-      fill(one, type, list, equals ? "" : "= ");
+      fill(one, type_text(i, last), list, equals ? "" : "= ");
       if (!tokens_[unit_.outline.partner[list] + 1].is(",")) break;
       name = unit_.outline.partner[list] + 2;
     }
@@ -389,13 +385,10 @@ class ShortLists {
   void at_return(size_t i) {
     auto function = unit_.outline.function_at(i);
     if (!function) return;
-    size_t last = function->open - 2, first = last;
-    if (tokens_[function->close + 1].is("->")) {
-      last = function->body - 1;
-    } else if (function->lambda || function->open < 2) {
-      return;
-    }
-    first = tokens_[last].is(">") ? unit_.outline.partner[last] - 1 : last;
+    bool trailing = tokens_[function->close + 1].is("->");
+    if (!trailing && (function->lambda || function->open < 2)) return;
+    size_t last = trailing ? function->body - 1 : function->open - 2;
+    size_t first = tokens_[last].is(">") ? unit_.outline.partner[last] - 1 : last;
     if (may_fill(first, last)) fill({"", first, last, 0}, type_text(first, last), i + 1);
   }
 
@@ -412,6 +405,7 @@ class ShortLists {
         if (parameters.size() < parts.size()) continue;
         size_t end = k + 1 < parameters.size() ? parameters[k + 1] - 1 : function.close;
         auto found = names_declared(unit_, parameters[k], end);
+        if (found.empty() && !function.body) continue;  // `float2 f(float2);`, defined elsewhere
         if (found.size() != 1 || !found[0].first || found[0].bounds) return;
         // What only the function's scope or template knows can't be written here.
         bool inside = function.scope || tokens_[function.head].is("template");
