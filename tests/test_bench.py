@@ -1,6 +1,7 @@
 """The benchmark harness: it measures what it says, and says what it measured."""
 
 import math
+import time
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
@@ -123,6 +124,15 @@ def test_only_hopelessly_slow_variants_sit_rounds_out():
     known = {n: sum(not math.isnan(t) for t in ts) for n, ts in times.items()}
     assert known["fast"] == known["slow"] == 20
     assert measure.FEWEST <= known["hopeless"] < 20
+
+
+def test_the_budget_counts_what_runs_before_a_hopelessly_slow_variant():
+    ahead = replace(stub("ahead", [], 0.05), before=lambda: time.sleep(0.05))
+    variants = [stub("fast", [], 0.001), stub("slow", [], 0.05), ahead]
+    times = measure.measure(variants, rounds=20, budget=1.0)
+    known = {n: sum(not math.isnan(t) for t in ts) for n, ts in times.items()}
+    assert known["slow"] == 20
+    assert measure.FEWEST <= known["ahead"] < 20
 
 
 def test_a_hopelessly_slow_variant_of_seconds_is_timed_once():

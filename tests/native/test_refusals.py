@@ -322,8 +322,18 @@ def test_an_open_comment_in_the_header_is_named() -> None:
 
 
 def test_a_brace_that_is_not_closed_is_of_the_source() -> None:
-    message = refusal("if (x[0] > 1) {\n  out[0] = 1;\n")
-    assert "a '{' is not closed before the end of the source" in message
+    message = refusal("out[0] = 0;\nif (x[0] > 1) {\n  out[0] = 1;\n")
+    assert "line 2 of the source" in message
+    assert "this '{', or one within it, is not closed before the end of the source" in message
+
+
+def test_a_missing_semicolon_is_of_the_line_that_lacks_it() -> None:
+    message = refusal("float a = x[0]\n// a comment\n\n  out[0] = a;")
+    assert "line 1 of the source: `float a = x[0]`: expected ',' or ';' before 'out'" in message
+    message = refusal("out[0] = 1;\nout[1] = out[0] out[2] = 3;")
+    assert "line 2 of the source: `out[1] = out[0] out[2] = 3;`: expected ';'" in message
+    message = refusal("out[0] = f(x[0]);", "float f(float a) {\n  return a\n}")
+    assert "line 2 of the header: `return a`: expected ';' before '}'" in message
 
 
 def test_a_thread_with_too_many_variables_is_an_error_not_a_crash() -> None:

@@ -59,13 +59,19 @@ class Variant:
 
     def seconds(self, between: Callable[[], None]) -> float:
         """Runs once, after `before` and `between`, and returns the time of the call."""
+        return self.times(between)[1]
+
+    def times(self, between: Callable[[], None]) -> tuple[float, float]:
+        """As `seconds`, with the time of `before` ahead of it."""
+        start = time.perf_counter()
         given = self.before()
+        ahead = time.perf_counter() - start
         if not self.anchor:
             between()
         start = time.perf_counter()
         result = self.call(given)
         seconds = time.perf_counter() - start
-        return float(result) if self.self_timed else seconds
+        return ahead, float(result) if self.self_timed else seconds
 
 
 def measure(
@@ -80,13 +86,15 @@ def measure(
     Args:
         variants: what to time; each is called `WARM_UPS` times or more first.
         rounds: timings of each variant.
-        budget: seconds that the rounds of one hopelessly slow variant may take, beyond `FEWEST`.
+        budget: seconds that the rounds of one hopelessly slow variant may take, beyond `FEWEST`,
+            with what runs before its calls.
         between: runs untimed ahead of every call, after the variant's own `before`.
     """
-    warm = _warm_up(variants, between)
+    warm, costs = _warm_up(variants, between)
     fastest = _fastest(variants, warm)
     stride = {
-        v.name: max(v.every, _stride(warm[v.name], fastest, rounds, budget)) for v in variants
+        v.name: max(v.every, _stride(warm[v.name], costs[v.name], fastest, rounds, budget))
+        for v in variants
     }
     times: dict[str, list[float]] = {v.name: [] for v in variants}
     gc.collect()
@@ -98,17 +106,23 @@ def measure(
     return times
 
 
-def _warm_up(variants: Sequence[Variant], between: Callable[[], None]) -> dict[str, float]:
-    """Rounds until the allocator is settled; returns the best time of each variant."""
+def _warm_up(
+    variants: Sequence[Variant], between: Callable[[], None]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Rounds until the allocator is settled; returns the best time of each variant, and the
+    least that a call takes with what runs before it."""
     best = {v.name: math.inf for v in variants}
+    costs = dict(best)
     for i in range(LONGEST_WARM_UP):
         before = page_faults()
         for variant in _order(variants, i):
             if i == 0 or best[variant.name] < max(LONG, HOPELESS * _fastest(variants, best)):
-                best[variant.name] = min(best[variant.name], variant.seconds(between))
+                ahead, seconds = variant.times(between)
+                best[variant.name] = min(best[variant.name], seconds)
+                costs[variant.name] = min(costs[variant.name], ahead + seconds)
         if i + 1 >= WARM_UPS and page_faults() - before <= _SETTLED:
             break
-    return best
+    return best, costs
 
 
 def _fastest(variants: Sequence[Variant], seconds: dict[str, float]) -> float:
@@ -117,13 +131,13 @@ def _fastest(variants: Sequence[Variant], seconds: dict[str, float]) -> float:
     return min(seconds[v.name] for v in ways)
 
 
-def _stride(seconds: float, fastest: float, rounds: int, budget: float) -> int:
+def _stride(seconds: float, cost: float, fastest: float, rounds: int, budget: float) -> int:
     """A variant takes part in every n-th round."""
-    if seconds < HOPELESS * fastest or seconds * rounds <= budget:
+    if seconds < HOPELESS * fastest or cost * rounds <= budget:
         return 1
     if seconds > LONGEST:
         return rounds
-    wanted = max(FEWEST, int(budget / seconds))
+    wanted = max(FEWEST, int(budget / cost))
     return max(1, (rounds - 1) // max(1, wanted - 1))
 
 

@@ -51,6 +51,18 @@ SWIZZLES = {
         X + 5,
         "struct Box { float2 xy; float ab; };",
     ),
+    "beside fields of the same names": Row(
+        "Box b = {x[i], {1, 2, x[i]}}; Boxes s = {{b, b}}; float4 v(x[i], 1, 2, 3);\n"
+        "v.rgb = s.all[1].rgb.bgr; s.all[0].rgb.xy = v.xy.yx; (&v)->xy.y += 1; (&b)->rgb.r++;\n"
+        "thread float3& place = b.rgb; place.z = 0; half4 h(v); half k = i > 3 ? h.xy.y : b.xy;\n"
+        "decltype(b.xy) c = b.xy; c *= 2; v.xy.x += c;\n"
+        "r = v.x + 10 * first(v) + 100 * first(b) + s.all[0].rgb.x + b.rgb.r + made(x[i]).xy + k;",
+        (X + 2 * X) + 10 * (3 * X) + 100 * X + 2 + 2 + X + np.where(INDEX > 3, 3, X),
+        "struct Box { float xy; float3 rgb; }; struct Boxes { Box all[2]; };\n"
+        "Box made(float a) { return {a, 0}; }\n"
+        "float first(Box b) { return b.xy; }\n"
+        "float first(float4 v) { return v.xy.x; }",
+    ),
 }
 
 CONDITIONALS = {

@@ -141,6 +141,7 @@ std::string lvalue_text(const Unit& unit, size_t begin, size_t end) {
     bool mark = token.is_any({".", "->", "::"}) || (token.is("*") && i == begin);
     size_t last = token.is("[") ? unit.outline.partner[i] : i;
     if (token.dropped || last == Outline::none || !(name || mark || token.is("["))) return {};
+    if (names_swizzle_or_field(unit, i)) return {};
     for (size_t k = i; k <= last; ++k) {
       if (!tokens[k].before.empty() || !tokens[k].after.empty()) return {};
       if (!tokens[k].dropped) text += tokens[k].text + " ";

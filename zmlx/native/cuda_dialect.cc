@@ -198,6 +198,7 @@ Rewritten cuda_text(
   qualify_globals(unit);
   rewrite_swizzles(unit);
   balance_conditionals(unit);
+  choose_fields(unit);
   declare_kernel(unit);
 
   std::string text = with_lines(print(unit.tokens), unit.place);

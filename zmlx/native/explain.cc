@@ -9,19 +9,21 @@
 namespace zmlx {
 namespace {
 
-std::string line_text(const std::string& text, int number) {
+// A line without the blanks around it, or what of it comes before a column.
+std::string line_text(const std::string& text, int number, size_t end = std::string::npos) {
   std::istringstream stream(text);
   std::string line;
   for (int i = 0; i < number; ++i) {
     if (!std::getline(stream, line)) return {};
   }
-  size_t begin = line.find_first_not_of(" \t"), end = line.find_last_not_of(" \t\r");
-  return begin == std::string::npos ? "" : line.substr(begin, end - begin + 1);
+  line = line.substr(0, end);
+  size_t begin = line.find_first_not_of(" \t"), last = line.find_last_not_of(" \t\r");
+  return begin == std::string::npos ? "" : line.substr(begin, last - begin + 1);
 }
 
 struct Message {
   enum Kind { error, context, note } kind;
-  int line = 0;  // of the translation unit
+  int line = 0, column = 0;  // of the translation unit
   std::string text;
 };
 
@@ -45,6 +47,7 @@ bool parse(const std::string& line, Message* message) {
     if (number == std::string::npos) continue;
     message->kind = kind;
     message->line = std::atoi(line.c_str() + number + 1);
+    message->column = std::atoi(line.c_str() + column + 1);
     message->text = line.substr(found + std::string(mark).size());
     return message->line > 0;
   }
@@ -141,7 +144,7 @@ class Explanation {
     if (message.kind == Message::error) {
       settle();
       error_ = message.text;
-      error_line_ = line ? line : way_;
+      error_line_ = line ? line_of_error(message, line) : way_;
       way_ = 0;
     } else if (message.kind == Message::context) {
       if (!error_.empty() && !error_line_) error_line_ = line;
@@ -151,6 +154,20 @@ class Explanation {
       size_t quoted = message.text.find('(');
       error_ += " " + message.text.substr(quoted, message.text.rfind(')') + 1 - quoted);
     }
+  }
+
+  // A missing `;` is found at what comes next, which may be on a later line.
+  int line_of_error(const Message& message, int line) const {
+    bool missing = message.text.compare(0, 8, "expected") == 0 &&
+                   message.text.find("';' before ") != std::string::npos;
+    std::string until = line_text(rewritten_.text, message.line, message.column - 1);
+    if (!missing || !until.empty()) return line;
+    int first = line < place_.body_first_line ? 1 : place_.body_first_line;
+    for (int earlier = line - 1; earlier >= first; --earlier) {
+      std::string text = line_text(metal_text_, earlier);
+      if (!text.empty() && text.compare(0, 2, "//") != 0) return earlier;
+    }
+    return line;
   }
 
   void settle() {

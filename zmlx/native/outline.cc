@@ -26,6 +26,7 @@ void Outline::match_brackets(const Place& place) {
   partner.assign(tokens_.size(), none);
   std::vector<size_t> open;
   size_t outermost = none;  // the last bracket that closed all others
+  size_t closed = none;     // what the last } closed
   for (size_t i = 0; i < tokens_.size(); ++i) {
     auto& token = tokens_[i];
     if (token.kind != Token::mark) continue;
@@ -43,6 +44,7 @@ void Outline::match_brackets(const Place& place) {
     if (!closes) place.refuse(opened.line, "'" + opened.text + "' is not closed");
     partner[i] = open.back();
     partner[open.back()] = i;
+    if (token.is("}")) closed = open.back();
     open.pop_back();
     if (open.empty() && token.is("}")) outermost = i;
   }
@@ -50,7 +52,8 @@ void Outline::match_brackets(const Place& place) {
   auto& token = tokens_[open.back()];
   // The source closed another one by what was to close the kernel.
   if (token.is("{") && token.line + 1 == place.body_first_line) {
-    place.refuse(place.body_first_line, "a '{' is not closed before the end of the source");
+    place.refuse(tokens_[closed].line,
+                 "this '{', or one within it, is not closed before the end of the source");
   }
   place.refuse(token.line, "'" + token.text + "' is not closed");
 }

@@ -56,7 +56,6 @@ void suffix_literals(Unit&);
 void rename_keywords(Unit&);
 bool assigns(const Token&);  // = += -= …
 bool steps(const Token&);    // ++ --
-void rewrite_swizzles(Unit&);
 void spell_casts(Unit&);
 void declare_kernel(Unit&);
 
@@ -83,6 +82,11 @@ void expand_designators(Unit&);
 
 // short_lists.cc
 void fill_vectors(Unit&);
+
+// swizzles.cc
+void rewrite_swizzles(Unit&);
+bool names_swizzle_or_field(const Unit&, size_t i);
+void choose_fields(Unit&);
 
 // collectives.cc
 const std::set<std::string>& collectives();  // Metal's functions at which threads meet

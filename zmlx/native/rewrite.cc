@@ -289,6 +289,7 @@ Rewritten rewrite(const std::string& metal_text, const RewriteOptions& options) 
   rewrite_swizzles(unit);
   balance_conditionals(unit);
   spell_casts(unit);
+  choose_fields(unit);
   if (unit.mode == Mode::cooperative) mark_collectives(unit, library);
   declare_kernel(unit);
   name_alike(unit);
