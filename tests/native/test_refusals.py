@@ -327,6 +327,11 @@ def test_a_brace_that_is_not_closed_is_of_the_source() -> None:
     assert "this '{', or one within it, is not closed before the end of the source" in message
 
 
+def test_an_array_whose_length_is_no_constant_is_refused_as_metal_does() -> None:
+    message = refusal("uint n = uint(x[0]);\nfloat a[n];\na[0] = 1;\nout[0] = a[0];")
+    assert "line 2 of the source: `float a[n];`: the length of an array must be a const" in message
+
+
 def test_a_missing_semicolon_is_of_the_line_that_lacks_it() -> None:
     message = refusal("float a = x[0]\n// a comment\n\n  out[0] = a;")
     assert "line 1 of the source: `float a = x[0]`: expected ',' or ';' before 'out'" in message

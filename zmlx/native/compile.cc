@@ -161,7 +161,7 @@ const std::string& processor() {
 std::vector<std::string> compiler_flags(const Compiler& compiler, bool cooperative) {
   std::vector<std::string> flags = {
       "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti",
-      "-nostdlib", "-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math", "-w", "-pipe",
+      "-nostdlib", "-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math", "-Wno-narrowing", "-Werror=vla", "-pipe",
 #if defined(__aarch64__)
       "-mcpu=native", "-fsigned-char",  // which Metal's char is
 #else

@@ -111,6 +111,7 @@ std::string plain(std::string text) {
   if (mentions("no matching function for call to 'atomic_") && !mentions("_atomic<")) {
     return text + "; outputs are atomic with atomic_outputs=True";
   }
+  if (mentions("[-Werror=vla]")) return "the length of an array must be a constant";
   for (const char* subscript : {"for array subscript", "subscripted value is not"}) {
     if (mentions(subscript)) {
       return text + "; an array of no dimensions comes as a value, without an index";
