@@ -1,6 +1,7 @@
 """The kernel wrapper."""
 
 import dataclasses
+import pickle
 import re
 from importlib.util import find_spec
 
@@ -19,6 +20,12 @@ DOUBLE = {
     "output_names": ["y"],
     "source": "uint i = thread_position_in_grid.x; y[i] = x[i] + x[i];",
 }
+
+
+def test_a_kernel_can_be_pickled_once_it_ran():
+    x = mx.arange(5.0)
+    double = metal.kernel(**DOUBLE)
+    assert double(x).tolist() == pickle.loads(pickle.dumps(double))(x).tolist()
 
 
 def test_the_same_specification_is_the_same_kernel():

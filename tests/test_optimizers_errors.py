@@ -212,6 +212,13 @@ def test_a_step_without_a_float_is_refused():
         zmlx.kernels.adamw(x, x, x, x, step=10**400)
 
 
+@pytest.mark.parametrize("betas", [{0.9, 0.99}, {0.9: 1, 0.99: 2}])
+def test_betas_without_an_order_are_refused(betas):
+    x = mx.zeros((3,))
+    with pytest.raises(TypeError, match=r"\[adamw\] 'betas' must be a sequence of two numbers"):
+        zmlx.kernels.adamw(x, x, x, x, betas=betas)
+
+
 @pytest.mark.parametrize("gradients", [{"a": mx.ones((4,))}, {"a": mx.ones((3,)), "b": mx.ones(2)}])
 def test_a_first_step_that_is_refused_leaves_no_state(gradients):
     optimizer = optimizers.AdamW(1e-3)

@@ -170,6 +170,10 @@ class MetalKernel:
         """Itself, since nothing of a kernel changes: a model that holds one can be copied."""
         return self
 
+    def __reduce__(self) -> Any:
+        """What a kernel has prepared stays in its process."""
+        return type(self), (self.spec, self.vjp, self.reference)
+
     @property
     def statistics(self) -> dict[str, int]:
         """Calls, and launch configurations (shapes, dtypes, template, geometry) still cached."""

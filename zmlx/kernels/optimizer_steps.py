@@ -17,6 +17,7 @@ several parameters per launch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
 from functools import partial
 from typing import Any
 
@@ -196,6 +197,9 @@ _SGD_NESTEROV = PatternKernel(
 
 def check_betas(op: str, betas: Any) -> tuple[float, float]:
     """Two numbers in [0, 1), or an error."""
+    if isinstance(betas, (Mapping, Set)):
+        kind = type(betas).__name__
+        raise TypeError(f"[{op}] 'betas' must be a sequence of two numbers but got {kind}.")
     try:
         values = tuple(check_number(op, "betas", b) for b in tuple(betas))
     except TypeError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable
 from math import log
 from typing import Any
 
@@ -71,7 +71,7 @@ class Adam(Fused, MLXAdam):
         fused: bool | None = None,
     ) -> None:
         check_options("Adam", learning_rate, {"eps": eps}, {"bias_correction": bias_correction})
-        MLXAdam.__init__(self, learning_rate, _betas("Adam", betas), eps, bias_correction)
+        MLXAdam.__init__(self, learning_rate, list(steps.check_betas("Adam", betas)), eps, bias_correction)
         self._configure(fused, moment_dtype, None, max_norm)
 
     @property
@@ -117,7 +117,7 @@ class AdamW(Adam, MLXAdamW):
     ) -> None:
         numbers = {"eps": eps, "weight_decay": weight_decay}
         check_options("AdamW", learning_rate, numbers, {"bias_correction": bias_correction})
-        MLXAdam.__init__(self, learning_rate, _betas("AdamW", betas), eps, bias_correction)
+        MLXAdam.__init__(self, learning_rate, list(steps.check_betas("AdamW", betas)), eps, bias_correction)
         self.weight_decay = weight_decay
         self._configure(fused, moment_dtype, weight_decay_mask, max_norm)
 
@@ -139,7 +139,7 @@ class Lion(Fused, MLXLion):
         fused: bool | None = None,
     ) -> None:
         check_options("Lion", learning_rate, {"weight_decay": weight_decay}, {})
-        MLXLion.__init__(self, learning_rate, _betas("Lion", betas), weight_decay)
+        MLXLion.__init__(self, learning_rate, list(steps.check_betas("Lion", betas)), weight_decay)
         self._configure(fused, moment_dtype, weight_decay_mask, max_norm)
 
     @property
@@ -202,13 +202,6 @@ class SGD(Fused, MLXSGD):
 def _float32(value: Any) -> Any:
     """An array in float32: one in half precision has no 1 - x of a small x."""
     return value.astype(mx.float32) if isinstance(value, mx.array) else value
-
-
-def _betas(op: str, betas: Any) -> list[float]:
-    if isinstance(betas, (Mapping, Set)):
-        kind = type(betas).__name__
-        raise TypeError(f"[{op}] 'betas' must be a sequence of two numbers but got {kind}.")
-    return list(steps.check_betas(op, betas))
 
 
 def _one_minus_power(base: float, step: mx.array) -> mx.array:
