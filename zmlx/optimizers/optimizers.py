@@ -71,7 +71,9 @@ class Adam(Fused, MLXAdam):
         fused: bool | None = None,
     ) -> None:
         check_options("Adam", learning_rate, {"eps": eps}, {"bias_correction": bias_correction})
-        MLXAdam.__init__(self, learning_rate, list(steps.check_betas("Adam", betas)), eps, bias_correction)
+        MLXAdam.__init__(
+            self, learning_rate, list(steps.check_betas("Adam", betas)), eps, bias_correction
+        )
         self._configure(fused, moment_dtype, None, max_norm)
 
     @property
@@ -117,7 +119,9 @@ class AdamW(Adam, MLXAdamW):
     ) -> None:
         numbers = {"eps": eps, "weight_decay": weight_decay}
         check_options("AdamW", learning_rate, numbers, {"bias_correction": bias_correction})
-        MLXAdam.__init__(self, learning_rate, list(steps.check_betas("AdamW", betas)), eps, bias_correction)
+        MLXAdam.__init__(
+            self, learning_rate, list(steps.check_betas("AdamW", betas)), eps, bias_correction
+        )
         self.weight_decay = weight_decay
         self._configure(fused, moment_dtype, weight_decay_mask, max_norm)
 
