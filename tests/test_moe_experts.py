@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import zmlx
 from zmlx import registry
-from zmlx.kernels import expert_ffn, moe_experts
-from zmlx.kernels.moe_experts import block_size
+from zmlx.kernels import expert_ffn, moe_blocks, moe_experts
+from zmlx.kernels.moe_blocks import block_size
 from zmlx.testing import to_numpy
 
 EXPERT_FFN = registry.get("expert_ffn")
@@ -24,7 +24,7 @@ def normal(*shape, seed=0, dtype=mx.float32):
 @pytest.fixture
 def in_blocks(monkeypatch):
     """Rows in blocks of an expert, as with OpenBLAS."""
-    monkeypatch.setattr(moe_experts, "is_openblas_used", lambda: True)
+    monkeypatch.setattr(moe_blocks, "is_openblas_used", lambda: True)
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
@@ -62,7 +62,7 @@ def test_any_experts(blocks, rows, experts, d, h, seed):
     shapes = (rows, d), (experts, h, d), (experts, h, d), (experts, d, h)
     values = [rng.standard_normal(s) for s in shapes]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(moe_experts, "is_openblas_used", lambda: blocks)
+        patch.setattr(moe_blocks, "is_openblas_used", lambda: blocks)
         out = expert_ffn(*(mx.array(v).astype(mx.float32) for v in values), mx.array(offsets))
     for e in range(experts):
         x = values[0][offsets[e] : offsets[e + 1]]
@@ -80,7 +80,7 @@ def test_blocks_hold_about_a_quarter_of_an_experts_rows(in_blocks):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only MLX on Linux runs on the reference BLAS")
 def test_the_reference_blas_gets_no_blocks(monkeypatch):
-    monkeypatch.setattr(moe_experts, "is_openblas_used", lambda: False)
+    monkeypatch.setattr(moe_blocks, "is_openblas_used", lambda: False)
     assert {block_size(r, 8) for r in (1, 80, 10**6)} == {1}
 
 

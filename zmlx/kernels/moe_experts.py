@@ -14,24 +14,17 @@ for a row of a block as for a row alone, so that a block there is one row.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
-from itertools import pairwise
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import mlx.core as mx
 
-from .. import launch, msl
+from .. import launch
 from ..arguments import FLOATING, INDICES, Argument, check, check_array, check_integer
-from ..blas import is_openblas_used
-from ..body import BodyKernel, Plan, constant
-from ..metal import KernelSpec
 from ..registry import COUNTS_ELEMENTS, Case, Op, register
 from ..targets import cpu
-from ..transforms import Arrays
 from .glu import swiglu
-from .moe_sort import shapeless
+from .moe_blocks import Blocks, block_size, blocks_of, places_to
 
 #: A float weight, or a quantised one with its scales and biases.
 Weight = mx.array | tuple[mx.array, mx.array, mx.array]
@@ -60,147 +53,13 @@ def expert_ffn_reference(
     return xp.sum(xp.where(chosen[..., None], y, 0.0), axis=0) + lost
 
 
-# ---- layout -------------------------------------------------------------------------------------
-
-#: T threads of one group, each of which checks all offsets and writes the rows of some experts.
-_OWNERS_BODY = """\
-    const uint t = thread_position_in_threadgroup.x;
-    bool valid = int64_t(offsets[0]) == 0;
-    int64_t bad = int64_t(offsets[0]);
-    for (uint e = 0; e < experts; ++e) {
-        const int64_t next = int64_t(offsets[e + 1]);
-        const bool good = next >= int64_t(offsets[e]) && next <= int64_t(rows);
-        bad = valid && !good ? next : bad;
-        valid = valid && good;
-    }
-    if (!valid && t == 0) {
-        ZMLX_FAIL("offsets", bad);
-    }
-    for (uint e = t; e <= experts; e += T) {
-        const uint first = valid ? uint(offsets[e]) : 0u;
-        const uint after = e < experts ? (valid ? uint(offsets[e + 1]) : 0u) : rows;
-        checked[e] = int(first);
-        for (uint r = first; r < after; ++r) {
-            owners[r] = min(e, experts - 1);
-            owned[r] = e < experts;
-        }
-    }
-"""
-
-_OWNERS = KernelSpec(
-    "expert_ffn__owners", ("offsets", "experts", "rows"), ("checked", "owners", "owned"),
-    _OWNERS_BODY, msl.header_for("ZMLX_FAIL"),
-)  # fmt: skip
-
-
-def _check_values(rows: int, offsets: mx.array) -> None:
-    values = [int(v) for v in offsets.tolist()]  # type: ignore[union-attr, arg-type]
-    for before, value in pairwise([0, *values]):
-        if value < before or value > rows or (value and value is values[0]):
-            raise ValueError(f"[expert_ffn] 'offsets' must be in range but got {value}.")
-
-
-@cache
-def _owners(rows: int) -> BodyKernel:
-    """Offsets that are safe to index with, the expert of each row, and whether it has one. Where
-    the offsets do not ascend from 0 to at most `rows`, they are zeros, and no row has an expert."""
-
-    def plan(settings: launch.Settings, inputs: Arrays) -> Plan:
-        experts = inputs[0].size - 1
-        threads = 1 if launch.is_cpu(settings) else 256
-        return Plan(
-            template=(("T", threads),),
-            geometry=launch.Geometry((), (threads, 1, 1), (threads, 1, 1)),
-            shapes=((experts + 1,), (rows,), (rows,)),
-            dtypes=(mx.int32, mx.uint32, mx.bool_),
-            constants=(constant((experts,), mx.uint32), constant((rows,), mx.uint32)),
-        )
-
-    def reference(offsets: mx.array) -> Arrays:
-        last = offsets.size - 2
-        owners = mx.searchsorted(offsets[1:], mx.arange(rows, dtype=offsets.dtype), side="right")
-        clamped = mx.minimum(owners, last).astype(mx.uint32)
-        return offsets.astype(mx.int32), clamped, owners <= last
-
-    return BodyKernel(
-        _OWNERS,
-        plan,
-        reference,
-        dynamic=shapeless("expert_ffn"),
-        values=lambda offsets: _check_values(rows, offsets),
-    )
-
-
-class _Blocks(NamedTuple):
-    """Rows in blocks of one expert each: the expert of each block, the row that each place of a
-    block holds (and whether it holds one), the place of each row, whether it has an expert, and
-    where each expert's places begin and end. A block of one row has the row's own place."""
-
-    size: int
-    experts: mx.array
-    source: mx.array | None
-    filled: mx.array | None
-    places: mx.array | None
-    owned: mx.array
-    segments: mx.array
-
-
-@lru_cache(maxsize=256)
-def _range(count: int) -> mx.array:
-    array = mx.arange(count, dtype=mx.int32)
-    mx.eval(array)
-    return array
-
-
-#: Rows of a product on the CPU: enough for the BLAS to reuse a weight, and not so many that filling
-#: up blocks costs more. Measured; see `expert_ffn`.
-_MOST_ROWS, _LEAST_ROWS = 128, 8
-
-
-def block_size(rows: int, experts: int) -> int:
-    """Rows per block, a power of two: about a quarter of an expert's rows, or 8 of them, which take
-    the BLAS as long as one: reading the weight. The reference BLAS has no use for blocks."""
-    if sys.platform.startswith("linux") and not is_openblas_used():
-        return 1
-    mean = -(-rows // experts)
-    wanted = max(-(-mean // 4), min(mean, _LEAST_ROWS))
-    return min(_MOST_ROWS, 1 << (wanted - 1).bit_length())
-
-
-def _blocks(offsets: mx.array, rows: int, size: int) -> _Blocks:
-    experts = offsets.size - 1
-    offsets, of_row, owned = _owners(rows)(mx.stop_gradient(offsets))
-    if size == 1:
-        segments = mx.stack([offsets[:-1], offsets[1:]], axis=-1).astype(mx.uint32)
-        return _Blocks(size, of_row, None, None, None, owned, segments)
-    used = (offsets[1:] - offsets[:-1] + (size - 1)) // size
-    after = mx.cumsum(used)
-    before = after - used
-    count = (rows + experts * (size - 1)) // size
-    of_block = mx.minimum(mx.searchsorted(after, _range(count), side="right"), experts - 1)
-    places = before[of_row] * size + (_range(rows) - offsets[of_row])
-    first = offsets[of_block] + (_range(count) - before[of_block]) * size
-    source = first[:, None] + _range(size)
-    filled = source < offsets[1:][of_block][:, None]
-    segments = mx.stack([before * size, after * size], axis=-1).astype(mx.uint32)
-    return _Blocks(
-        size,
-        of_block.astype(mx.uint32),
-        mx.clip(source, 0, rows - 1),
-        filled,
-        mx.where(owned, places, 0),
-        owned,
-        segments,
-    )
-
-
 # ---- products -----------------------------------------------------------------------------------
 
 
 Product = Callable[[mx.array, Any], mx.array]
 
 
-def _product(blocks: _Blocks, dtype: mx.Dtype) -> Product:
+def _product(blocks: Blocks, dtype: mx.Dtype) -> Product:
     """(count, size, D), (E, H, D) → (count, size, H), all in `dtype` but the weights, which are
     cast: those of the blocks' experts where these are fewer. Differentiable any number of times:
     the gradient of a weight is a product over its own rows only, and that product's gradients are
@@ -213,7 +72,7 @@ def _product(blocks: _Blocks, dtype: mx.Dtype) -> Product:
         x, w, experts = mx.stop_gradient(x), mx.stop_gradient(w), blocks.experts
         if w.dtype != dtype:
             if experts.size < w.shape[0]:
-                w, experts = w[experts], _range(experts.size)
+                w, experts = w[experts], places_to(experts.size)
             w = w.astype(dtype)
         return mx.gather_mm(x, w.swapaxes(-1, -2), rhs_indices=experts, sorted_indices=True)
 
@@ -254,7 +113,7 @@ def _bilinear_jvp(function: Callable[..., Any]) -> Callable[..., Any]:
     return jvp
 
 
-def _quantized(blocks: _Blocks, group_size: int, bits: int) -> Product:
+def _quantized(blocks: Blocks, group_size: int, bits: int) -> Product:
     def product(x: mx.array, w: tuple[mx.array, mx.array, mx.array]) -> mx.array:
         weight, scales, biases = w
         return mx.gather_qmm(
@@ -398,7 +257,7 @@ def expert_ffn(
     if x.size == 0:
         return x
     rows = x.shape[0]
-    blocks = _blocks(offsets, rows, block_size(rows, experts) if target == "cpu" else 1)
+    blocks = blocks_of(offsets, rows, block_size(rows, experts) if target == "cpu" else 1)
     # MLX's products of the CPU are in float32.
     inner = mx.float32 if target == "cpu" else mx.result_type(x.dtype, weights[0].dtype)
     product = _product(blocks, inner)
@@ -421,7 +280,7 @@ def _quantized_ffn(
     if x.size == 0:
         return x
     rows = x.shape[0]
-    blocks = _blocks(offsets, rows, 1)
+    blocks = blocks_of(offsets, rows, 1)
     product = _quantized(blocks, group_size, bits)
     gate, up, down = weights
     one = matrices(x)
@@ -436,14 +295,14 @@ def matrices(x: mx.array) -> mx.array:
     return x.reshape(-1, 1, x.shape[-1])
 
 
-def _aligned(x: mx.array, blocks: _Blocks) -> mx.array:
+def _aligned(x: mx.array, blocks: Blocks) -> mx.array:
     """Rows in their blocks; zeros where a block is not filled, so that no gradient comes of it."""
     if blocks.source is None or blocks.filled is None:
         return matrices(x)
     return mx.where(blocks.filled[..., None], x[blocks.source], mx.array(0.0, x.dtype))
 
 
-def _rows(y: mx.array, blocks: _Blocks) -> mx.array:
+def _rows(y: mx.array, blocks: Blocks) -> mx.array:
     """Rows of their blocks again; NaN where a row has no expert."""
     flat = y.reshape(-1, y.shape[-1])
     if blocks.places is not None:
