@@ -392,4 +392,34 @@ BOTH_ACCEPT = [
      "thread float2x2& operator*=(thread float2x2& a, float2x2 b) { a = a * b; return a; }\n"
      "bool operator==(float2x2 a, float2x2 b) { return all(a[0] == b[0]) && all(a[1] == b[1]); }",
      "float2x2 m(x[0]); m *= m; y[0] = m == float2x2(1) ? 1 : 0;"),
+    ("constexpr lists of floats",
+     "float f(float v) { constexpr float c[2] = {0.5f, 1.5f}; return v * c[1]; }",
+     "constexpr float2 d[2] = {{0.5f, 1.f}, {2.0f, 1.0f}}; y[0] = f(x[0]) + d[0].x;"),
+    ("arrays as parameters of templates",
+     "template <typename U> U g(U v, const U c[], vec<U, 2> d[2], int n) {\n"
+     "  return v * c[n] + d[0].x;\n}",
+     "const float c[2] = {0.5f, 1.5f}; float2 d[2] = {float2(1), float2(2)};\n"
+     "y[0] = g(x[0], c, d, 1);"),
+    ("traits of references, constants and unions", "union U { int a; float b; };",
+     "static_assert(is_scalar_v<float> && !is_void_v<int> && is_union_v<U>, \"\");\n"
+     "static_assert(is_reference<thread int&>::value && !is_volatile_v<int>, \"\");\n"
+     "static_assert(is_lvalue_reference_v<thread int&>, \"\");\n"
+     "static_assert(is_same_v<add_const_t<T>, const T>, \"\"); y[0] = x[0];"),
+    ("what #if leaves out",
+     "#if 0\n#include <vector>\nstd::size_t n;\n#elif \\\n  defined(__METAL__)\n"
+     "#ifndef __METAL_VERSION__\ndouble d;\n#endif\n#define OK 1\n#else\nlong long q;\n#endif\n",
+     "y[0] = OK;"),
+    ("attributes of other kernels",
+     "enum { first };\n[[stitchable]] half4 f(float2 p, half4 c) { return c; }\n"
+     "kernel void one(device float* a [[ buffer( 0) ]],\n"
+     "                device float* b [[buffer (int(first) + 1)]],\n"
+     "                uint i [[thread_position_in_grid]]) { a[i] = b[i]; }", "y[0] = x[0];"),
+    ("a host's name in two lines of a macro",
+     "template <typename U> kernel void one(device U* out [[buffer(0)]]) { out[0] = 1; }\n"
+     "#define MAKE(NAME, U) \\\n  template [[host_name(#NAME \"_\" \\\n #U)]] \\\n"
+     "  kernel void one<U>(device U*);\nMAKE(one, float)\n", "y[0] = x[0];"),
+    ("results of objects",
+     "struct E { template <typename U> U operator()(U a) { return a + 1; } };",
+     "using R = decltype(declval<E>()(declval<float>())); R r = E()(x[0]); y[0] = r;"),
+    ("an include in a comment", "/*\n#include <vector>\n*/\n", "y[0] = x[0];"),
 ]  # fmt: skip

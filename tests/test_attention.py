@@ -479,3 +479,20 @@ def test_errors(change, message):
 
 def test_the_entry_benchmarks_operations():
     assert get("scaled_dot_product_attention").flops
+
+
+@pytest.mark.parametrize(("queries", "keys", "width"), [(64, 64, 128), (40, 72, 24), (16, 24, 64)])
+def test_large_scores_have_gradients_as_small_as_they_are(queries, keys, width):
+    """The softmax that the backward computes again is the forward's, or no larger than 1."""
+    q, k, v, c = (
+        mx.random.normal((1, 1, n, width), key=mx.random.key(i))
+        for i, n in enumerate((queries, keys, keys, queries))
+    )
+    for by in (1e2, 1e4, 1e8, 1e18):
+        dv = mx.grad(lambda v, by=by: (attention(by * q, k, v) * c).sum())(v)
+        p = mx.softmax(by * q @ k.swapaxes(-1, -2) * width**-0.5, axis=-1)
+        off = mx.abs(dv - p.swapaxes(-1, -2) @ c).max().item()
+        # Another order of summing rounds the scores otherwise, by some parts in 1e7 of them.
+        assert off < 1e-4 * by if queries <= 16 and by < 1e4 else off < 20, (by, off)
+        if queries > 16:
+            assert off < 2e-4, (by, off)

@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
@@ -408,3 +410,13 @@ def test_what_is_larger_than_the_cache_has_no_rate_from_it():
 
     assert rate(4096) is None
     assert rate(1 << 20) > 0
+
+
+@pytest.mark.parametrize("others", [["softmax"], ["--rounds", "3"], ["--self-test"]])
+def test_a_page_is_printed_alone(others, tmp_path):
+    path = tmp_path / "results.json"
+    path.write_text("{}")
+    command = [sys.executable, "-m", "zmlx", "bench", "--page", str(path), *others]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "[bench] '--page' must be given alone." in done.stderr

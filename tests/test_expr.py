@@ -13,6 +13,7 @@ from expr_oracle import CALLS, NUMPY, mlx_gradient, mlx_value, value, values
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import zmlx
 from zmlx import msl
 from zmlx.expr import (
     FUNCTIONS,
@@ -277,3 +278,14 @@ extern "C" void run(int which, long n, float* out, const float* x, const float* 
 
 def test_the_table_has_a_row_of_everything_that_numpy_checks():
     assert set(NUMPY) == set(FUNCTIONS)
+
+
+def test_slopes_of_tanh_and_sigmoid_keep_their_digits():
+    x = np.array([-12.0, -5.0, 0.5, 8.0, 9.0, 12.0])
+    for text, slope in (
+        ("tanh(x)", 1 / np.cosh(x) ** 2),
+        ("sigmoid(x)", 1 / (2 * np.cosh(x / 2)) ** 2),
+    ):
+        f = zmlx.expression(text)
+        got = mx.grad(lambda v, f=f: f(v).sum())(mx.array(x, mx.float32))
+        np.testing.assert_allclose(np.array(got), slope, rtol=1e-6)

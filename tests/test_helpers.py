@@ -462,3 +462,22 @@ def test_a_half_precision_gradient_beside_a_row_of_integers():
 @zmlx.jit
 def scaled_by(x, n: int):
     return x * n
+
+
+@pytest.mark.parametrize(
+    ("lets", "expr", "want"),
+    [
+        ("bool t = x", "t + x", [1.5, 2.5, -1.0, 0.0]),
+        ("const bool t = x; const float u = t", "u + x", [1.5, 2.5, -1.0, 0.0]),
+        ("float t = x > 0", "t", [1.0, 1.0, 0.0, 0.0]),
+        ("c = x > 0; bool d = c", "d ? x : 7", [0.5, 1.5, 7.0, 7.0]),
+    ],
+)
+def test_a_let_is_what_its_type_says(lets, expr, want):
+    f = zmlx.autograd.nary_from_expr(expr, ("x",), lets=lets)
+    assert f(mx.array([0.5, 1.5, -2.0, 0.0])).tolist() == want
+
+
+def test_a_let_has_one_type():
+    with pytest.raises(ValueError, match="expected a name to define but found 'bool'"):
+        zmlx.autograd.nary_from_expr("t", ("x",), lets="float bool t = x")

@@ -484,3 +484,10 @@ def test_a_reference_is_not_asked_for_the_gradient_of_integers():
     )  # fmt: skip
     x = mx.array([3.0, 1.0, 2.0])
     assert mx.grad(lambda x: (x * gather(x, mx.argsort(x))).sum())(x).tolist() == [3, 5, 4]
+
+
+@pytest.mark.parametrize("key", ["template", "grid", "output_shapes"])
+def test_numbers_beyond_64_bits_are_refused_by_name(key):
+    values = {"template": [("N", 2**63)], "grid": (2**63, 1, 1), "output_shapes": [(2**70,)]}
+    with pytest.raises((ValueError, OverflowError), match=r"must be from .* to .* but got"):
+        metal.kernel(**DOUBLE)(mx.ones(1), **{key: values[key]})

@@ -508,3 +508,22 @@ def test_numbers_and_axes_that_kernels_do_not_take_are_left_to_mlx(call):
     x = mx.random.normal((2, 6, 24))
     with zmlx.prefer("zmlx"):
         assert mx.array_equal(call(nn, x), call(mnn, x), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"), [("silu", (3.0,)), ("elu", (0.5, 0.2)), ("gelu", (1,))]
+)
+def test_a_number_too_many_is_an_error_as_in_mlx(name, numbers):
+    with pytest.raises(TypeError, match="positional argument"):
+        getattr(nn, name)(mx.ones((2, 6)), *numbers)
+
+
+@pytest.mark.parametrize("dtype", [mx.int32, mx.float64])
+@pytest.mark.parametrize("layer", ["RMSNorm", "LayerNorm", "GroupNorm"])
+def test_a_parameter_of_another_dtype_is_left_to_mlx(layer, dtype):
+    sizes = (2, 16) if layer == "GroupNorm" else (16,)
+    x = mx.random.normal((3, 16), key=mx.random.key(0))
+    ours, theirs = getattr(nn, layer)(*sizes), getattr(mnn, layer)(*sizes)
+    for m in (ours, theirs):
+        m.weight = mx.ones((16,), dtype)
+    assert mx.array_equal(ours(x), theirs(x))

@@ -330,3 +330,16 @@ def test_group_norm_compiles_nothing_for_a_new_length_or_eps():
         mx.eval(group_norm(x[:, :positions], 4, eps=0.1 * positions))
     after = zmlx.metal.statistics()["compiles"] + zmlx.metal.statistics()["cache_hits"]
     assert after == before
+
+
+def test_group_norm_in_plain_mlx_keeps_digits_far_from_0():
+    x = 1e4 + mx.random.normal((2, 60, 16), key=mx.random.key(0))
+    rows = np.array(x).astype(np.float64).reshape(2, -1, 4)
+    centred = rows - rows.mean(1, keepdims=True)
+    want = (centred / np.sqrt(rows.var(1, keepdims=True) + 1e-5)).reshape(x.shape)
+
+    def f(x):
+        return zmlx.kernels.group_norm(x, 4)
+
+    for y in (f(x), mx.vmap(f)(x[None])[0], mx.compile(f, shapeless=True)(x)):
+        assert np.abs(np.array(y) - want).max() < 2e-5

@@ -269,3 +269,9 @@ def test_docstrings_are_of_each_class_and_not_needed():
     assert "weight_decay_mask" in optimizers.AdamW.__doc__
     run = [sys.executable, "-OO", "-c", "import zmlx.optimizers"]
     assert subprocess.run(run, capture_output=True).returncode == 0
+
+
+def test_a_momentum_that_became_nan_is_nan_and_no_crash():
+    optimizer = zmlx.optimizers.SGD(0.1, momentum=0.9)
+    optimizer.momentum = float("nan")
+    optimizer.apply_gradients({"w": mx.ones(9)}, {"w": mx.ones(9)})

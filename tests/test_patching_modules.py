@@ -1,5 +1,6 @@
 """Modules written by hand: what looks like a layer is replaced, and what only looks so is not."""
 
+import sys
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -90,10 +91,10 @@ def test_a_graph_is_trusted_only_for_the_dtypes_it_was_compared_in():
 
 
 def test_a_stopped_gradient_is_found_by_the_probe():
-    assert zmlx.patch(mnn.Sequential(Stopped(8))).kinds() == {"norm": 1}
-    report = zmlx.patch(mnn.Sequential(Stopped(8)), mode="training")
-    assert not report.replaced
-    assert report.skipped[0].why.startswith("its gradient differs")
+    for mode in ("inference", "training"):
+        report = zmlx.patch(mnn.Sequential(Stopped(8)), mode=mode)
+        assert not report.replaced
+        assert report.skipped[0].why.startswith("its gradient differs")
 
 
 class StoppedBeforeNorm(Residual):
@@ -121,8 +122,11 @@ def test_the_probe_of_a_block_goes_through_its_norms(norm):
     assert report.kinds() == {"residual_norm": 1, "norm": 2}
 
 
-def test_a_stopped_gradient_of_what_was_patched_for_inference_is_found_for_training():
+def test_a_stopped_gradient_of_what_was_patched_for_inference_is_found_for_training(monkeypatch):
     model = mnn.Sequential(Stopped(8), mnn.RMSNorm(8))
+    # As where something else than the calls of its modules stops it.
+    probe = sys.modules["zmlx.patching.probe"]
+    monkeypatch.setattr(probe, "_stops_gradients", lambda module: False)
     assert zmlx.patch(model).kinds() == {"norm": 2}
     report = zmlx.patch(model, mode="training")
     assert [r.path for r in report.replaced] == ["layers.1"]
@@ -454,3 +458,17 @@ def test_two_activations_that_know_their_sequence_are_replaced():
     before = model(x)
     assert zmlx.patch(model).kinds() == {"activation": 2}
     assert mx.allclose(model(x), before, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_a_gradient_that_a_call_stops_is_stopped(mode):
+    class Stopping(mnn.RMSNorm):
+        def __call__(self, x):
+            return mx.fast.rms_norm(mx.stop_gradient(x), self.weight, self.eps)
+
+    x = mx.random.normal((2, 16), key=mx.random.key(0))
+    model = mnn.Sequential(mnn.Linear(16, 16), Stopping(16))
+    zmlx.patch(model, mode=mode)
+    gradients = mnn.value_and_grad(model, lambda m, x: m(x).sin().sum())(model, x)[1]
+    assert not gradients["layers"][0]["weight"].any().item()
+    assert gradients["layers"][1]["weight"].any().item()

@@ -436,3 +436,14 @@ def test_bad_ddof():
     for huge in (2**63, -(10**400)):
         with pytest.raises(ValueError, match=r"'ddof' must be in \(-2\^63, 2\^63\) but got"):
             var(normal(3), ddof=huge)
+
+
+@pytest.mark.parametrize("name", ["mean", "var", "std"])
+def test_plain_forms_keep_what_the_kernels_keep(name):
+    """Of integers whose sum overflows, and of numbers far from 0."""
+    f = getattr(kernels, name)
+    for x in (mx.array([2**30] * 6), 1e6 + mx.random.normal((64,), key=mx.random.key(0))):
+        want = f(x).item()
+        assert mx.compile(lambda x: f(x), shapeless=True)(x).item() == pytest.approx(want, rel=1e-5)
+        with zmlx.target("reference"):
+            assert f(x).item() == pytest.approx(want, rel=1e-5)

@@ -308,3 +308,11 @@ def test_both_geometries_are_found():
 def test_every_case_of_every_op_passes():
     found = catalogue.check(every_case=True)
     assert not [str(p) for problems in found.values() for p in problems]
+
+
+def test_a_kernel_of_the_header_whose_template_takes_a_function_is_a_kernel():
+    header = (
+        "template <typename U, void (*f)(device const U*, short)>\n"
+        "kernel void one(device const U* a [[buffer(0)]]) { threadgroup float s[4]; s[0] = a[0]; }"
+    )
+    assert not strict.check(text(header, "y[0] = x[0];"))

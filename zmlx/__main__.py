@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import signal
@@ -83,6 +84,13 @@ def _console() -> int:
         # As in `… | head`: nobody wants the rest, not even what is still buffered.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        # What is buffered cannot be written at the end either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"zmlx: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
     return status
 
 

@@ -267,7 +267,9 @@ def check_heads(op: str, n_heads: Any, n_kv_heads: Any) -> None:
 def check_flag(op: str, name: str, value: Any) -> bool:
     """`value` if it is True or False, or an error."""
     if value is not True and value is not False:
-        raise TypeError(f"[{op}] '{name}' must be True or False but got {type(value).__name__}.")
+        kind = type(value)
+        of = "numpy." if kind.__module__ == "numpy" else ""  # whose bool is called bool, too
+        raise TypeError(f"[{op}] '{name}' must be True or False but got {of}{kind.__name__}.")
     return value
 
 

@@ -282,15 +282,18 @@ def choice(op: str, shape: tuple[int, ...], dtype: mx.Dtype, *, training: bool =
     return _chosen(op, launch.settings().target or "cpu", shape, dtype, _preference, training)
 
 
-def use_kernel(op: str, x: mx.array) -> bool:
-    """Whether a layer runs zmlx's kernel of op on x.
+def use_kernel(op: str, x: mx.array, *others: mx.array | None) -> bool:
+    """Whether a layer runs zmlx's kernel of op on x and others, such as its parameters.
 
     An array that is being traced counts as training: MLX does not say whether the trace is for a
     gradient or for `mx.compile`. A pointwise op that a GPU traces is left to MLX unless
     preferred otherwise, since `mx.compile` fuses it with its neighbours. What is no array is left
-    to MLX too, which takes numbers here and there.
+    to MLX too, which takes numbers here and there, and so are others that are no floats of a
+    kernel's.
     """
     if not isinstance(x, mx.array):
+        return False
+    if others and any(isinstance(o, mx.array) and o.dtype not in _FLOATS for o in others):
         return False
     traced = cpu.maybe_tracing((x,)) != 0
     if choice(op, tuple(x.shape), x.dtype, training=traced).runs == "mlx":

@@ -6,11 +6,11 @@
     >>> softmax = zmlx.rowwise.map_reduce(
     ...     {"m": ("max", "x"), "s": ("sum", "exp(x - m)")}, "exp(x - m) / s")
 
-Any number of inputs, reductions and outputs, in one launch. Inputs are float32, float16, bfloat16
-or bool; arithmetic is in float32, that of the row length and of indices too; a number has the
-promoted dtype of the inputs, scalars aside (float32 where all are bool), a condition is bool. The
-gradient is MLX's, of the same expressions in plain MLX; a kernel with its own backward is a few
-lines in `zmlx.kernels`.
+Inputs, reductions and outputs in one launch, as many as Metal's 31 buffers hold. Inputs are
+float32, float16, bfloat16 or bool; arithmetic is in float32, that of the row length and of indices
+too; a number has the promoted dtype of the inputs, scalars aside (float32 where all are bool), a
+condition is bool. The gradient is MLX's, of the same expressions in plain MLX; a kernel with its
+own backward is a few lines in `zmlx.kernels`.
 """
 
 from __future__ import annotations

@@ -75,14 +75,15 @@ inline float zmlx_across_sum(float x) {
     return x + simd_shuffle_xor(x, ushort(8));
 }
 
-// staged[m][d] = source[m][d], zeros from row `count` and from column W on.
+// staged[m][d] = source[m][d] · by, zeros from row `count` and from column W on.
 template <int M, int W, int WIDE, class From>
 inline void zmlx_stage(
-    threadgroup float* staged, From source, int count, uint thread_, uint threads) {
+    threadgroup float* staged, From source, int count, uint thread_, uint threads,
+    float by = 1.0f) {
     for (uint spot = thread_; spot < uint(M * WIDE); spot += threads) {
         const int line = int(spot / uint(WIDE)), column = int(spot % uint(WIDE));
         staged[spot] =
-            line < count && column < W ? float(source[size_t(line) * W + column]) : 0.0f;
+            line < count && column < W ? float(source[size_t(line) * W + column]) * by : 0.0f;
     }
 }
 
@@ -131,14 +132,15 @@ inline float zmlx_across_sum(float x) {
     return x;
 }
 
-// staged[m][d] = source[m][d], zeros from row `count` and from column W on.
+// staged[m][d] = source[m][d] · by, zeros from row `count` and from column W on.
 template <int M, int W, int WIDE, class From>
 inline void zmlx_stage(
-    thread float* staged, From source, int count, uint thread_, uint threads) {
+    thread float* staged, From source, int count, uint thread_, uint threads,
+    float by = 1.0f) {
     for (int m = 0; m < M; ++m) {
         if (m < count) {
             for (int d = 0; d < W; ++d) {
-                staged[m * WIDE + d] = float(source[size_t(m) * W + d]);
+                staged[m * WIDE + d] = float(source[size_t(m) * W + d]) * by;
             }
             for (int d = W; d < WIDE; ++d) {
                 staged[m * WIDE + d] = 0.0f;

@@ -418,3 +418,9 @@ def test_a_variable_named_like_a_function_calls_for_no_section() -> None:
         "float length = x[0]; out[0] = length + metal::length (float3(x[0]));",
     ):
         assert "section geometry" in cpp(call, x, group=1), call
+
+
+@pytest.mark.parametrize("rest", ["} { no words;", "} else { out[0] = 2;", "} int f() { return 1;"])
+def test_text_behind_the_kernel_s_own_brace_is_refused(rest: str) -> None:
+    message = refusal(f"out[0] = 1;\nif (x[0] > 1) {{ out[0] = 3; }}\n{rest}")
+    assert "line 3 of the source: this '}' closes the kernel itself" in message

@@ -37,6 +37,18 @@ zmlx_stream stream_code(mx::Stream stream) {
   return {stream.index, gpu ? ZMLX_GPU : ZMLX_CPU, stream.device.index};
 }
 
+// The bytes of an array, or an error where they cannot be counted.
+size_t bytes_of(const mx::Shape& sizes, mx::Dtype dtype) {
+  size_t bytes = dtype.size();
+  for (int size : sizes) {
+    if (__builtin_mul_overflow(bytes, size_t(size), &bytes)) {
+      throw std::invalid_argument("[zmlx] 'shape' must not overflow but got a size of " +
+                                  std::to_string(size) + ".");
+    }
+  }
+  return bytes;
+}
+
 // The result of an operation on one or two arrays.
 template <typename Operation>
 zmlx_status made(zmlx_array** out, Operation operation) {
@@ -80,13 +92,7 @@ zmlx_status zmlx_array_from_data(const void* data, zmlx_dtype dtype, const int32
   return made(out, [&] {
     mx::Shape sizes = shape_of(shape, ndim);
     mx::Dtype type = dtype_of(dtype);
-    size_t bytes = type.size();
-    for (int size : sizes) {
-      if (__builtin_mul_overflow(bytes, size_t(size), &bytes)) {
-        throw std::invalid_argument("[zmlx] 'shape' must not overflow but got a size of " +
-                                    std::to_string(size) + ".");
-      }
-    }
+    size_t bytes = bytes_of(sizes, type);
     auto memory = mx::allocator::malloc(bytes);
     auto buffer = memory.buffer();
     if (bytes > 0) {
@@ -99,7 +105,12 @@ zmlx_status zmlx_array_from_data(const void* data, zmlx_dtype dtype, const int32
 
 zmlx_status zmlx_array_zeros(zmlx_dtype dtype, const int32_t* shape, size_t ndim,
                              zmlx_array** out) {
-  return made(out, [&] { return mx::zeros(shape_of(shape, ndim), dtype_of(dtype)); });
+  return made(out, [&] {
+    mx::Shape sizes = shape_of(shape, ndim);
+    mx::Dtype type = dtype_of(dtype);
+    bytes_of(sizes, type);  // MLX does not look
+    return mx::zeros(sizes, type);
+  });
 }
 
 zmlx_status zmlx_array_copy(const zmlx_array* a, zmlx_array** out) {

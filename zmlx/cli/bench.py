@@ -87,8 +87,10 @@ def run(arguments: argparse.Namespace) -> int:
     something failed, and 2 for wrong usage."""
     try:
         if arguments.page is not None:
+            _check_alone(arguments, "page")
             return _page(arguments.page)
         if arguments.self_test:
+            _check_alone(arguments, "self_test")
             return _self_test()
         return _measure(arguments)
     except (ValueError, FileNotFoundError, IsADirectoryError, PermissionError) as error:
@@ -99,10 +101,21 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
 
 
+def _check_alone(arguments: argparse.Namespace, option: str) -> None:
+    """That nothing else is asked for, which would be ignored."""
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    for name, default in vars(parser.parse_args([])).items():
+        if name != option and getattr(arguments, name) != default:
+            raise ValueError(f"[bench] '--{option.replace('_', '-')}' must be given alone.")
+
+
 def _page(path: Path) -> int:
     from zmlx.bench import page
     from zmlx.bench.result import Result
 
+    if not path.is_file():
+        raise ValueError(f"[bench] '--page' must name a file of results but got '{path}'.")
     print(page.page(Result.read(path)), end="")
     return 0
 

@@ -132,7 +132,7 @@ _CALLS = (
        "NaN for x < 0 and a y that is no integer; x ** 2 and x ** 3 become square and cube"),
     _F("round", "x", "rint", "round", ("0",), "halves to even, unlike Metal's round"),
     _F("rsqrt", "x", "rsqrt", "rsqrt", ("-0.5 * rsqrt(x) / x",), "inf at 0, NaN below"),
-    _F("sigmoid", "x", "zmlx_sigmoid", "sigmoid", ("sigmoid(x) * (1 - sigmoid(x))",)),
+    _F("sigmoid", "x", "zmlx_sigmoid", "sigmoid", ("sigmoid(x) * sigmoid(-x)",)),
     # MLX's has a gradient of the shape that was compiled, which a shapeless compile reads beyond.
     _F("sign", "x", "sign", "x > 0 ? 1 : x < 0 ? -1 : 0", ("0",), "0 at 0 and at NaN"),
     _F("silu", "x", "zmlx_silu", "x * sigmoid(x)",
@@ -143,7 +143,7 @@ _CALLS = (
     _F("sqrt", "x", "sqrt", "sqrt", ("0.5 / sqrt(x)",), "NaN below 0; infinite slope at 0"),
     _F("square", "x", "zmlx_square", "square", ("2 * x",), "what x ** 2 becomes"),
     _F("tan", "x", "tan", "tan", ("1 + square(tan(x))",), "NaN beyond 2^50 on the CPU"),
-    _F("tanh", "x", "tanh", "tanh", ("1 - square(tanh(x))",)),
+    _F("tanh", "x", "tanh", "tanh", ("square(1 / cosh(x))",)),
     _F("trunc", "x", "trunc", "trunc", ("0",), "towards 0"),
 )  # fmt: skip
 

@@ -20,7 +20,7 @@ from typing import NamedTuple, NoReturn
 
 from .block import Block
 from .functions import ALIASES, CONSTANTS, EXPANSIONS, FUNCTIONS
-from .nodes import Expr, call, exact_value, literal, name
+from .nodes import ONE, ZERO, Expr, call, condition, exact_value, literal, name
 
 _TOKEN = re.compile(
     r"""(?P<number>(?:0[xX](?:[0-9a-fA-F]+(?:\.[0-9a-fA-F]*)?|\.[0-9a-fA-F]+)(?:[pP][+-]?[0-9]+)?
@@ -293,6 +293,16 @@ class _Parser:
         values = dict(zip(parameters.split(), args, strict=True))
         return rule(meaning).substitute(values)
 
+    def of_kind(self, kind: str, value: Expr) -> Expr:
+        """The value as what its declaration says: C++ converts."""
+        let = self.lets.get(value.text) if value.head == "name" else None
+        is_condition = (let or value).is_condition
+        if kind == "bool" and not is_condition:
+            return condition(value)
+        if kind == "float" and is_condition:
+            return call("?:", value, ONE, ZERO)
+        return value
+
     def statements(self) -> Block:
         lets = self.lets
         while True:
@@ -302,8 +312,8 @@ class _Parser:
             if self.token.kind == "end":
                 return Block(tuple(lets.items()))
             self.lines = True
-            for word in ("const", "auto", "float", "bool"):
-                self.take(word)
+            self.take("const")
+            kind = self.take("auto", "float", "bool")
             token = self.token
             if token.kind != "name" or "::" in token.text or token.text in _RESERVED:
                 self.unexpected("expected a name to define")
@@ -318,7 +328,7 @@ class _Parser:
             value = self.expression()
             if token.text in self.seen:
                 self.fail(f"{token.text!r} is used in its definition", self.seen[token.text])
-            lets[token.text] = value
+            lets[token.text] = self.of_kind(kind, value)
             if self.token.kind not in ("line", "end") and self.token.text != ";":
                 self.unexpected("expected ';' or a new line")
 
@@ -366,19 +376,20 @@ def parse(text: str, names: Sequence[str] | None = None) -> Expr:
     try:
         return _run(parser)
     except RecursionError:
-        raise ValueError("[expression] the parentheses are nested too deeply.") from None
+        raise ValueError("[expression] the text is nested too deeply.") from None
 
 
 def parse_block(text: str, names: Sequence[str] | None = None) -> Block:
     """Lets, `name = expression` separated by `;` or new lines, each of which later ones may name.
 
-    A type before the name (`float`, `bool`, `auto`, `const`) is accepted and implied anyway.
+    A type may stand before the name (`float`, `bool`, `auto`, with `const`): a condition that is
+    declared as a float is 1 or 0, a number that is declared as a bool is true unless it is 0.
     """
     parser = _Parser(text, names)
     try:
         block = parser.statements()
     except RecursionError:
-        raise ValueError("[expression] the parentheses are nested too deeply.") from None
+        raise ValueError("[expression] the text is nested too deeply.") from None
     if not block.lets:
         parser.fail("an empty block", 0)
     return block

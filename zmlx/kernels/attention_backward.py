@@ -27,12 +27,14 @@ from .attention_text import (
 )
 
 #: p and ds from the scores s and dp in `t`. What is dropped has the gradient 0 even where a query
-#: is NaN, so that it does not poison its neighbours.
+#: is NaN, so that it does not poison its neighbours. The peak is the forward's; where that added up
+#: in another order, a large score may be above it.
 _DS = """\
 for (int i = 0; i < ROWS; ++i) {
     for (int j = 0; j < LANES; ++j) {
         const float x = s[i * LANES + j];
-        const float p = exp(x - PEAK) * INVERSE;
+        const float above = x - PEAK;
+        const float p = exp(above > 0.0f ? 0.0f : above) * INVERSE;
         const float ds = p * (t[i * LANES + j] - DELTA)SLOPE;
         s[i * LANES + j] = p;
         t[i * LANES + j] = x <= -FLT_MAX ? 0.0f : ds;
@@ -62,8 +64,9 @@ for (int tile = int(threadgroup_position_in_grid.x); tile * N < keys;
         const size_t q_row = (size_t(batch) * heads + head) * queries;
         @mask_start
         for (int start = from; start < to; start += M) {
+            // Scaled as in the forward: another rounding would be another score.
             zmlx_stage<M, D, DP>(
-                staged_q, q + (q_row + start) * D, queries - start, thread_, THREADS);
+                staged_q, q + (q_row + start) * D, queries - start, thread_, THREADS, factor);
             zmlx_stage<M, DV, DVP>(
                 staged_do, dout + (q_row + start) * DV, queries - start, thread_, THREADS);
             float row_peak[ROWS], row_inverse[ROWS], row_delta[ROWS];
@@ -163,7 +166,7 @@ def backward_keys(form: Form, with_dq: bool, on_cpu: bool) -> KernelSpec:
         cap=cap(form),
         before=_DQ_BEFORE if with_dq else "",
         own_k=OWN.format(name="own_k", wide="DP", width="D", array="k", row="k_row",
-                          count="keys", factor=" * factor"),
+                          count="keys", factor=""),
         own_v=OWN.format(name="own_v", wide="DVP", width="DV", array="v", row="k_row",
                           count="keys", factor=""),
         keys=_DQ_KEYS if with_dq else "",
@@ -175,7 +178,7 @@ def backward_keys(form: Form, with_dq: bool, on_cpu: bool) -> KernelSpec:
         ds=_ds(form, keys_are_rows=False),
         dq=_DQ if with_dq else "",
         store_k=STORE.format(array="dk", row="k_row", count="keys", wide="DP", width="D",
-                              value="T(sum_k[i * LANES + j] * factor)"),
+                              value="T(sum_k[i * LANES + j])"),
         store_v=STORE.format(array="dv", row="k_row", count="keys", wide="DVP", width="DV",
                               value="T(sum_v[i * LANES + j])"),
     )  # fmt: skip

@@ -66,6 +66,9 @@ def normed_and_statistics(
     parts, axes = _split(grouping, x)
     mean = parts.mean(axis=axes, keepdims=True)
     centred = parts - mean
+    # What rounding left of the mean, which is much where the mean is.
+    rest = centred.mean(axis=axes, keepdims=True)
+    centred = centred - rest
     rstd = mx.rsqrt(mx.mean(centred * centred, axis=axes, keepdims=True) + eps)
     y = affine(grouping, (centred * rstd).reshape(x.shape), *parameters)
     shape = (x.shape[0], grouping.groups)
@@ -73,7 +76,7 @@ def normed_and_statistics(
     return (
         y.astype(result_dtype((x, *parameters))),
         mean,
-        mx.zeros_like(mean),
+        rest.reshape(shape),
         rstd.reshape(shape),
     )
 
@@ -145,6 +148,7 @@ def normed_of_any_shape(grouping: Grouping, x: mx.array, *arrays: mx.array) -> t
         return mx.where(shared, mx.expand_dims(v, -2), 0).sum(axis=-1) * groups / channels
 
     centred = x.astype(mx.float32)
+    centred = centred - mean(centred)
     centred = centred - mean(centred)
     y = affine(grouping, centred * mx.rsqrt(mean(centred * centred) + eps), *parameters)
     none = mx.zeros((1, groups))

@@ -260,7 +260,8 @@ def moe_dispatch(x: mx.array, positions: mx.array, order: mx.array) -> mx.array:
         x: (*, D) tokens in float32, float16 or bfloat16.
         positions, order: (*, k) and (R,), R = N·k, from `moe_sort`: a permutation and its inverse,
             in int32, uint32 or int64. An element out of range makes the rows that it stands for
-            NaN; on the CPU the evaluation raises.
+            NaN; on the CPU the evaluation raises. The output needs `order` alone, the gradient
+            `positions`.
 
     Returns:
         (R, D) rows sorted by expert, in the dtype of x. Gradient for x.

@@ -165,14 +165,20 @@ def _widened(x: mx.array) -> mx.array:
     return x.astype(mx.float32) if x.dtype in (mx.float16, mx.bfloat16) else x
 
 
+def _real(x: mx.array) -> mx.array:
+    """x for plain MLX, which would add integers as integers."""
+    return _widened(x) if mx.issubdtype(x.dtype, mx.floating) else x.astype(mx.float32)
+
+
 def _total(name: str, x: mx.array, axis: Axes, keepdims: bool, mean: bool) -> mx.array:
     axes = named_axes(name, x, axis)
     check_flag(name, "keepdims", keepdims)
     # A sum over no axes is x, in MLX as well.
     dtype = _inexact(x.dtype) if mean else _SUMS.get(x.dtype, x.dtype) if axes else x.dtype
     if _is_plain(x):
-        plain = mx.mean if mean else mx.sum
-        return plain(_widened(x), axis=axes, keepdims=keepdims).astype(dtype)
+        if mean:
+            return mx.mean(_real(x), axis=axes, keepdims=keepdims).astype(dtype)
+        return mx.sum(_widened(x), axis=axes, keepdims=keepdims).astype(dtype)
     p = plan(tuple(x.shape), axes)
     if p.elements == 0:
         return _nothing(p, keepdims, float("nan") if mean else 0, dtype)
@@ -229,9 +235,11 @@ def _spread_out(
         raise ValueError(f"[{name}] 'ddof' must be in (-2^63, 2^63) but got {ddof}.")
     dtype = _inexact(x.dtype)
     if _is_plain(x):
+        # Near 0, where MLX's squares keep their digits; no gradient depends on where.
+        x = _real(x)
+        away = x - mx.stop_gradient(mx.mean(x, axis=axes, keepdims=True))
         plain = mx.std if root else mx.var
-        y = plain(_widened(x), axis=axes, keepdims=keepdims, ddof=ddof)
-        return y.astype(dtype)
+        return plain(away, axis=axes, keepdims=keepdims, ddof=ddof).astype(dtype)
     p = plan(tuple(x.shape), axes)
     if p.elements == 0:
         return _nothing(p, keepdims, float("nan"), dtype)

@@ -203,6 +203,23 @@ TEMPLATES = {
         threads=32,
         together=True,
     ),
+    "overloads that take functions of different types": Row(
+        "r = call<one<2>>(3, 4) + 100 * call<both<2>>(3, 4) + 10000 * call<both<1, int>>(1, 1);",
+        6 + 100 * 2 * 7 * 32 + 10000 * 2 * 32,
+        """
+        typedef void (of_one)(int a, thread float& r);
+        typedef void (of_both)(int a, int b, thread float& r);
+        template <of_one f> float call(int a, int b) { float r; f(a, r); return r; }
+        template <of_both f> float call(int a, int b) { float r; f(a, b, r); return r; }
+        template <int k> void one(int a, thread float& r) { r = a * k; }
+        template <int k, typename A> void both(A a, A b, thread float& r) {
+            r = simd_sum(a + b) * k;
+        }
+        """,
+        threads=32,
+        together=True,
+        on_cuda=False,
+    ),
     "lists that close with >>": Row(
         "Box<Box<float>> b; b.v.v = x[i]; r = b.v.v + Count<(3 > 2), 1>::n;",
         X + 1,
@@ -308,6 +325,18 @@ CLASSES = {
         "r = add(x[i]) + twice(3) + [] { return 5; }();",
         1 + X + 6 + 5,
     ),
+    "constants made of others": Row(
+        "r = x[i] * all::quarter + table[1] + whole + all::after;",
+        X * 3.140625 / 2 + 6.28125 + 3 + 7.28125,
+        """
+        constant float pi = 3.140625f;
+        constant float tau = 2.0f * pi, table[2] = {pi, pi * 2};
+        constant int whole = int(pi);
+        constant half narrow = 0.5h;
+        namespace all { constant float quarter = pi * narrow; constant float after = tau + 1; }
+        """,
+        on_cuda=False,
+    ),
     "enums, unions, aliases, namespaces": Row(
         "Bits b; b.f = x[i]; Real v = b.f;r = v + int(Mode::second) + deep::down::value() + Third;",
         X + 2 + 9 + 3,
@@ -328,6 +357,28 @@ CLASSES = {
         inline Dual abs(Dual a) { return Dual{abs(a.v), a.v < 0 ? -a.d : a.d}; }
         """,
         within=1e-6,
+    ),
+    "namespaces with functions called like Metal's": Row(
+        "r = own::odd(x[i]) + float(own::odd(half(x[i]))) + own::odd(float2(x[i])).y;\n"
+        "r += own::deep::far(half4(1)).w + own::Three{1}.twice() + ::own::length(2.0f);",
+        3 * (np.where(X < 0, -1, 1) + 10 + 3) + 11 + 6 + 6,
+        """
+        namespace own {
+        template <typename V> V fract(V v) { return V(10); }
+        template <typename T> T sign(T v) { return v < T(0) ? T(-1) : T(1); }
+        inline float2 sign(float2 v) { return float2(sign(v.x), sign(v.y)); }
+        template <typename T> T length(T v);
+        template <typename T> T odd(T v) { return sign(v) + fract<T>(v) + length(T(1)); }
+        template <typename T> T length(T v) { return v * 3; }
+        namespace deep { template <typename T> T far(T v) { return fract(v) + abs(v); } }
+        struct Three {
+            float v;
+            float length() { return v * 3; }
+            float twice() { return 2 * length(); }
+        };
+        }
+        """,
+        on_cuda=False,
     ),
     "local structs and using": Row(
         "using namespace metal; using Real = float;"

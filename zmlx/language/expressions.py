@@ -62,6 +62,7 @@ SWIZZLES = {
         "Box made(float a) { return {a, 0}; }\n"
         "float first(Box b) { return b.xy; }\n"
         "float first(float4 v) { return v.xy.x; }",
+        on_cuda=False,
     ),
 }
 

@@ -37,6 +37,8 @@ class Row:
         stores: the body stores to `out` by itself, whose shape and dtype are those of `expected`.
         atomic: `out` is an array of atomics, filled with 0.
         within: largest relative error.
+        on_cuda: an NVIDIA GPU has run the row as it stands; a row that is new or changed says False
+            until one did.
     """
 
     body: str
@@ -51,6 +53,7 @@ class Row:
     stores: bool = False
     atomic: bool = False
     within: float = 0.0
+    on_cuda: bool = True
 
     def reference(self) -> np.ndarray:
         """What the kernel computes."""

@@ -64,6 +64,7 @@ VECTORS = {
         "float second(int n, float2 v) { return v.y; }\n"
         "float2 lead(float a) { return {a}; }\n"
         "auto both(float a) -> metal::float2 { return float2(a); }\n",
+        on_cuda=False,
     ),
     "arithmetic, by component and with scalars": Row(
         "float4 v = float4(i, 1, 2, 3) * 2 + float4(1); v -= 0.5f; v = -v / 2; "
@@ -95,6 +96,16 @@ VECTORS = {
         "r += sizeof(packed_float3) * 1000 + u.w + sizeof(u);\n"
         "r += dot(float4(p, 1), float4(float2(half2(h)), float2(uchar4(u).xy)));",
         INDEX * 4 + 50 + 800 + 3 + 12000 + 4 + 4 + 15 + 8 + 2,
+    ),
+    "packed vectors as others, and in functions": Row(
+        "packed_char4 c(1, 2, -3, 4); packed_half3 h(x[i], 3, 4); packed_float3 f(3, 4, 0), g(1);\n"
+        "r = float4(c).z + float3(h).y + half3(f).x + length(f) + length_squared(f);\n"
+        "r += int2(packed_short2(1, 2)).y + 5 * normalize(f).y + distance(f, g);\n"
+        "r += select(f, g, bool3(true)).x + select(f, g, false).y;\n"
+        "r += reflect(f, packed_float3(0, 1, 0)).y + faceforward(g, g, g).x;",
+        -3 + 3 + 3 + 5 + 25 + 2 + 4 + np.sqrt(4 + 9 + 1) + 1 + 4 - 4 - 1,
+        within=1e-5,
+        on_cuda=False,
     ),
     "in device memory": Row(
         "device float2* p = (device float2*)out; if (i < 4) p[i] = float2(x[2 * i], i);",
@@ -139,6 +150,12 @@ MATRICES = {
         INDEX + 6 + 40 + 8 + 4 + 2,
         header="constant half2x2 K {{10, 20}, {30, 40}};\n"
         "float2x2 turned(float s) { return {{1, s}, {-s, 1}}; }\n",
+    ),
+    "by a number, and of another type": Row(
+        "float2x2 m(2, 4, 6, 8); m *= 3.0f; m /= 2.0f; half2x2 h = half2x2(m / 3.0f);\n"
+        "float2x2 back(h); r = m[1][1] + back[0][1] * 100 + (2.0f * back)[1][0] * 1000 + x[i];",
+        12 + 200 + 6000 + X,
+        on_cuda=False,
     ),
     "determinant": Row(
         "r = determinant(float2x2(1, 2, 3, i)) + determinant(float3x3(2.0f));", INDEX - 6 + 8

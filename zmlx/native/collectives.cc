@@ -124,10 +124,16 @@ void hand_on(Unit& unit, const Reach& reach, const Handed& handed) {
     return;
   }
   bool variadic = reach.variadic(tokens[handed.name].text);
+  std::string name;
+  for (size_t i = handed.begin; i <= handed.end; ++i) {
+    if (!tokens[i].dropped) name += tokens[i].before + tokens[i].text + tokens[i].after + " ";
+  }
+  const std::string arguments = std::string("(") + (variadic ? std::string(site) + ", " : "") +
+                                "static_cast<decltype(zk_a)>(zk_a)...)";
   first.site = true;
-  last.after += std::string("(") + (variadic ? std::string(site) + ", " : "") +
-                "static_cast<decltype(zk_a)>(zk_a)...); })";
-  first.text = "zk_hand_on([](auto&&... zk_a) -> decltype(auto) { return " + first.text;
+  last.after += arguments + "; })";
+  first.text = "zk_hand_on([](auto&&... zk_a) -> decltype(" + name + arguments + ") { return " +
+               first.text;
 }
 
 // Calls of helpers of any number of arguments and through variables, and functions that are handed

@@ -36,14 +36,58 @@ void qualify_globals(Unit& unit) {
   auto& tokens = unit.tokens;
   auto qualifies = [&](size_t i) {  // whether the name that ends at i can stand before `::`
     size_t opens = unit.outline.partner[i];
-    if (tokens[i].is(">")) return opens != Outline::none;
+    if (tokens[i].is(">")) return opens != Outline::none && !tokens[opens - 1].is("template");
     if (tokens[i].is(")")) return opens > 0 && tokens[opens - 1].is("decltype");
     return tokens[i].kind == Token::word &&
            !tokens[i].is_any({"return", "else", "do", "case", "const", "constexpr", "typename",
-                              "inline", "static"});
+                              "inline", "static", "volatile", "device", "constant", "thread",
+                              "threadgroup", "METAL_FUNC"});
   };
   for (size_t i = 1; i < tokens.size(); ++i) {
     if (tokens[i].is("::") && !qualifies(i - 1)) tokens[i].before += "zk";
+  }
+}
+
+// A constant of the program, in which others may read it.
+struct Constant {
+  size_t keyword, name, end;  // `constant`, the name, the `;`
+};
+
+std::vector<Constant> program_constants(const Unit& unit) {
+  auto& tokens = unit.tokens;
+  std::vector<Constant> found;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (!tokens[i].is("constant") || unit.outline.function_at(i) || unit.outline.in_type(i)) continue;
+    size_t name = i + 1;
+    while (tokens[name].kind == Token::word && !tokens[name + 1].is_any({"=", "[", "{"})) {
+      size_t list = unit.outline.angle_end(name + 1);
+      name = list == Outline::none ? name + 1 : list + 1;
+    }
+    if (tokens[name].kind != Token::word) continue;
+    size_t end = name;
+    while (end + 1 < tokens.size() && !tokens[end].is(";")) {
+      end = tokens[end].is_any({"(", "[", "{"}) ? unit.outline.partner[end] + 1 : end + 1;
+    }
+    found.push_back({i, name, end});
+  }
+  return found;
+}
+
+// What a constant is computed from must be known to the compiler: `constant float a = 2, b = a;`
+void know_constants(Unit& unit) {
+  auto& tokens = unit.tokens;
+  auto constants = program_constants(unit);
+  std::set<std::string> read;
+  for (auto& constant : constants) {
+    for (size_t i = constant.name + 1; i < constant.end; ++i) read.insert(tokens[i].text);
+  }
+  for (auto& constant : constants) {
+    size_t begin = unit.outline.statement_begin(constant.keyword);
+    bool known = false;
+    for (size_t i = begin; i < constant.name; ++i) known |= tokens[i].is("constexpr");
+    if (!known && read.count(tokens[constant.name].text)) {
+      tokens[constant.keyword].before += "constexpr ";
+    }
   }
 }
 
@@ -175,8 +219,8 @@ std::string keep_pragmas(const std::string& metal_text) {
   return text;
 }
 
-Rewritten cuda_text(
-    Unit& unit, const std::function<std::string(const std::set<std::string>&)>& sections) {
+Rewritten cuda_text(Unit& unit, const Library& library,
+                    const std::function<std::string(const std::set<std::string>&)>& sections) {
   bool collective = has_collectives(unit) || has_threadgroup_memory(unit);
   unit.mode = Mode::cooperative;
   refuse_unsupported(unit);
@@ -187,6 +231,7 @@ Rewritten cuda_text(
   drop_attributes(unit);
   rewrite_pragmas(unit);
   drop_hints(unit);
+  know_constants(unit);
   rename_keywords(unit);
   rewrite_address_spaces(unit);
   free_specialised_operators(unit);
@@ -199,6 +244,7 @@ Rewritten cuda_text(
   rewrite_swizzles(unit);
   balance_conditionals(unit);
   choose_fields(unit);
+  shield_names(unit, library);
   declare_kernel(unit);
 
   std::string text = with_lines(print(unit.tokens), unit.place);

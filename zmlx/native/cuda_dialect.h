@@ -22,7 +22,7 @@ std::string keep_pragmas(const std::string& metal_text);
 // Errors come with the user's own lines, in the files "source" and "header".
 //
 // `sections` gives the prelude for the identifiers of a text.
-Rewritten cuda_text(
-    Unit&, const std::function<std::string(const std::set<std::string>&)>& sections);
+Rewritten cuda_text(Unit&, const Library&,
+                    const std::function<std::string(const std::set<std::string>&)>& sections);
 
 }  // namespace zmlx

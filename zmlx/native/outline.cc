@@ -46,7 +46,9 @@ void Outline::match_brackets(const Place& place) {
     partner[open.back()] = i;
     if (token.is("}")) closed = open.back();
     open.pop_back();
-    if (open.empty() && token.is("}")) outermost = i;
+    if (!open.empty() || !token.is("}")) continue;
+    outermost = i;
+    if (place.in_source(token.line)) place.refuse(token.line, "this '}' closes the kernel itself");
   }
   if (open.empty()) return;
   auto& token = tokens_[open.back()];

@@ -88,6 +88,9 @@ void rewrite_swizzles(Unit&);
 bool names_swizzle_or_field(const Unit&, size_t i);
 void choose_fields(Unit&);
 
+// namespaces.cc
+void shield_names(Unit&, const Library&);
+
 // collectives.cc
 const std::set<std::string>& collectives();  // Metal's functions at which threads meet
 bool has_collectives(const Unit&);

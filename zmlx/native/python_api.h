@@ -40,6 +40,7 @@ PyObject* PyUnicode_FromStringAndSize(const char*, Py_ssize_t);
 const char* PyUnicode_AsUTF8AndSize(PyObject*, Py_ssize_t*);
 PyObject* PyLong_FromLongLong(long long);
 long long PyLong_AsLongLong(PyObject*);
+long long PyLong_AsLongLongAndOverflow(PyObject*, int*);
 double PyFloat_AsDouble(PyObject*);
 int PyObject_IsTrue(PyObject*);
 PyObject* PyCapsule_New(void*, const char* name, void (*destructor)(PyObject*));

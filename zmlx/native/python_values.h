@@ -97,12 +97,13 @@ inline std::string text_of(PyObject* object) {
 
 inline long long integer_of(PyObject* object, long long least, long long most,
                             const char* argument) {
-  long long value = PyLong_AsLongLong(object);
+  int overflow = 0;
+  long long value = PyLong_AsLongLongAndOverflow(object, &overflow);
   if (value == -1 && PyErr_Occurred()) throw PythonError{};
-  if (value < least || value > most) {
+  if (overflow || value < least || value > most) {
     throw std::invalid_argument(std::string("[zmlx] '") + argument + "' must be from " +
                                 std::to_string(least) + " to " + std::to_string(most) +
-                                " but got " + std::to_string(value) + ".");
+                                " but got " + text_of(Ref(PyObject_Str(object)).get()) + ".");
   }
   return value;
 }

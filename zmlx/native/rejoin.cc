@@ -121,7 +121,8 @@ class Rejoin {
     size_t first = name;
     while (first > begin) {
       auto& before = tokens_[first - 1];
-      if (before.is("template") || before.is("typename")) {
+      bool outermost = before.is("::") && (first == begin + 1 || !qualifies(first - 2));
+      if (before.is("template") || before.is("typename") || outermost) {
         --first;
       } else if (before.is_any({".", "->", "::"}) && first > begin + 1) {
         first = operand(first - 2, begin);
@@ -130,6 +131,11 @@ class Rejoin {
       }
     }
     result(first, partner(open), end);
+  }
+
+  // Whether the token may end a name that stands before `::`.
+  bool qualifies(size_t i) const {
+    return closes(i) ? !tokens_[i].is("]") : tokens_[i].kind == Token::word && !tokens_[i].is("return");
   }
 
   void result(size_t first, size_t last, size_t end) {

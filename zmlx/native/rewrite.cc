@@ -258,7 +258,8 @@ Rewritten rewrite(const std::string& metal_text, const RewriteOptions& options) 
     Unit unit = read_unit(keep_pragmas(metal_text), prelude, options);
     refuse_recursion(unit, library);
     Rewritten result =
-        cuda_text(unit, [&](auto& names) { return Selection(prelude, names, {}).text(); });
+        cuda_text(
+        unit, library, [&](auto& names) { return Selection(prelude, names, {}).text(); });
     if (forbids_contraction(metal_text)) result.text += "#define ZK_NO_CONTRACTION\n";
     return result;
   }
@@ -291,6 +292,7 @@ Rewritten rewrite(const std::string& metal_text, const RewriteOptions& options) 
   spell_casts(unit);
   choose_fields(unit);
   if (unit.mode == Mode::cooperative) mark_collectives(unit, library);
+  shield_names(unit, library);
   declare_kernel(unit);
   name_alike(unit);
 

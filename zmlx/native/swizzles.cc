@@ -178,8 +178,8 @@ void choose_fields(Unit& unit) {
     }
     definitions.insert(chooser.definition());
     tokens[begin].before += chooser.name() + "(";
-    tokens[i - 1].dropped = true;
-    tokens[i].text = ")";
+    tokens[i - 1].dropped = tokens[i].dropped = true;
+    tokens[i].after = ")" + tokens[i].after;
   }
   std::string all;
   for (auto& definition : definitions) all += definition;

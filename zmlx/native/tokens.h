@@ -59,6 +59,11 @@ struct Place {
   int body_first_line = 0;
   int header_lines = -1, source_lines = -1;  // -1: unknown
 
+  // Whether the line is known to be of the source, and not of what MLX writes around it.
+  bool in_source(int metal_line) const {
+    return source_lines >= 0 && metal_line >= body_first_line &&
+           metal_line < body_first_line + source_lines;
+  }
   std::string line(int metal_line) const;  // "line 3 of the source"
   // Throws "[kernel NAME] line L of the source: `what` is not supported…".
   [[noreturn]] void refuse(int metal_line, const std::string& what) const;

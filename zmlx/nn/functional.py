@@ -52,14 +52,14 @@ IMPLEMENTATIONS: dict[str, Implementations] = {
 
 def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
     """`mx.fast.rms_norm`."""
-    if use_kernel("rms_norm", x):
+    if use_kernel("rms_norm", x, weight):
         return kernels.rms_norm(x, weight, eps)
     return mx.fast.rms_norm(x, weight, eps)
 
 
 def layer_norm(x: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float) -> mx.array:
     """`mx.fast.layer_norm`."""
-    if use_kernel("layer_norm", x):
+    if use_kernel("layer_norm", x, weight, bias):
         return kernels.layer_norm(x, weight, bias, eps)
     return mx.fast.layer_norm(x, weight, bias, eps)
 
@@ -68,7 +68,7 @@ def add_rms_norm(
     x: mx.array, residual: mx.array, weight: mx.array | None, eps: float
 ) -> tuple[mx.array, mx.array]:
     """(rms_norm(x + residual), x + residual)."""
-    if use_kernel("add_rms_norm", x) and x.shape == residual.shape:
+    if use_kernel("add_rms_norm", x, weight) and x.shape == residual.shape:
         return kernels.add_rms_norm(x, residual, weight, eps)
     total = x + residual
     return mx.fast.rms_norm(total, weight, eps), total
@@ -78,7 +78,7 @@ def add_layer_norm(
     x: mx.array, residual: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float
 ) -> tuple[mx.array, mx.array]:
     """(layer_norm(x + residual), x + residual)."""
-    if use_kernel("add_layer_norm", x) and x.shape == residual.shape:
+    if use_kernel("add_layer_norm", x, weight, bias) and x.shape == residual.shape:
         return kernels.add_layer_norm(x, residual, weight, bias, eps)
     total = x + residual
     return mx.fast.layer_norm(total, weight, bias, eps), total
@@ -113,7 +113,8 @@ def _activation(op: str, mlx: Function) -> Function:
 
     def function(x: mx.array, *numbers: float, **named: float) -> mx.array:
         given = (*numbers, *named.values())
-        if use_kernel(op, x) and _are_numbers(*given) and not (op == "celu" and 0 in given):
+        takes = len(numbers) <= len(names) and not (op == "celu" and 0 in given)
+        if takes and use_kernel(op, x) and _are_numbers(*given):
             return kernel(x, **dict(zip(names, numbers, strict=False)), **named)  # type: ignore[no-any-return]
         return mlx(x, *numbers, **named)
 
@@ -283,7 +284,7 @@ def attention(
     sinks: mx.array | None = None,
 ) -> mx.array:
     """`mx.fast.scaled_dot_product_attention`."""
-    if use_kernel(ATTENTION, queries):
+    if use_kernel(ATTENTION, queries, keys, values):
         kernel = getattr(kernels, ATTENTION)
         causal = isinstance(mask, str)
         if causal and mask != "causal":

@@ -88,12 +88,13 @@ class GroupNorm(Choosing, mnn.GroupNorm):
     op = "group_norm"
 
     def __call__(self, x: mx.array) -> Any:
-        if use_kernel("group_norm", x) and x.ndim >= 2:
+        weight, bias = self.get("weight"), self.get("bias")
+        if use_kernel("group_norm", x, weight, bias) and x.ndim >= 2:
             return kernels.group_norm(
                 x,
                 self.num_groups,
-                self.get("weight"),
-                self.get("bias"),
+                weight,
+                bias,
                 self.eps,
                 self.pytorch_compatible,
             )

@@ -190,13 +190,13 @@ class SGD(Fused, MLXSGD):
         return ("v",) if self.momentum > 0 else ()
 
     def _kernel(self) -> PackedKernel:
-        if self.momentum <= 0:
+        if not self.momentum > 0:
             return steps.SGD_WITHOUT_MOMENTUM_TREE
         return steps.SGD_NESTEROV_TREE if self.nesterov else steps.SGD_TREE
 
     def _numbers(self, decays: bool) -> Numbers:
         decay = self.weight_decay if decays else 0.0
-        if self.momentum <= 0:
+        if not self.momentum > 0:
             return [self.learning_rate], (decay,)
         # MLX leaves a negative dampening out.
         rest = 1 - max(_float32(self.dampening), 0.0)

@@ -133,9 +133,9 @@ class GroupNormPlan(Plan):
     def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
         known = not a and not k and isinstance(x, mx.array) and (x.dtype, x.ndim) in self.verified
         known = known and are_as_long(module, (self.weight, self.bias), x)
-        if not known or not use_kernel("group_norm", x):
-            return original(module, x, *a, **k)
         weight, bias = (None if n is None else module[n] for n in (self.weight, self.bias))
+        if not known or not use_kernel("group_norm", x, weight, bias):
+            return original(module, x, *a, **k)
         return kernels.group_norm(
             x, getattr(module, self.groups), weight, bias, getattr(module, self.eps),
             not self.interleaved,

@@ -57,8 +57,9 @@ def own_dtype(module: nn.Module) -> mx.Dtype:
 
 
 def probe(module: nn.Module, plan: Plan, training: bool) -> None:
-    """Raises `UnmatchedError` where the replacement differs, in the output or (`training`) in the
-    gradient."""
+    """Raises `UnmatchedError` where the replacement differs, in the output or in the gradient:
+    for `training`, and where the module's code stops one, which leaves nothing in its graph."""
+    training = training or _stops_gradients(module)
     dtype = own_dtype(module)
     axes = sorted(n for d, n in plan.verified if d == dtype)
     if not axes:
@@ -75,6 +76,12 @@ def probe(module: nn.Module, plan: Plan, training: bool) -> None:
         arrays.append(mx.random.normal(shape, key=mx.random.key(8)).astype(dtype))
     twin, wide = _isolated(module, plan), _isolated(_in_float32(module), plan)
     _compare(plan, twin, wide, arrays, lambda y: y, (), dtype, training, _named(plan))
+
+
+def _stops_gradients(module: nn.Module) -> bool:
+    """Whether the calls of the module or of its children name `stop_gradient`."""
+    calls = (getattr(type(m).__call__, "__code__", None) for m in module.modules())
+    return any(code is not None and "stop_gradient" in code.co_names for code in calls)
 
 
 def _compare(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import clang, rules, translate
+from . import clang, conditionals, rules, translate
 from .tokens import Outline
 
 if TYPE_CHECKING:
@@ -63,16 +63,21 @@ def check_many(
     metal_texts: Sequence[str], *, version: int = METAL_VERSION, catalogue: bool = False
 ) -> list[list[Problem]]:
     """`check` of every text, in parallel; about 15 ms each."""
-    outlines = [Outline(text) for text in metal_texts]
-    translated = [
-        translate.to_clang(text, outline, arms=catalogue)
-        for text, outline in zip(metal_texts, outlines, strict=True)
-    ]
+    outlines = [_outline(text, version) for text in metal_texts]
+    translated = [translate.to_clang(o.text, o, arms=catalogue) for o in outlines]
     found = clang.read(translated, version, function_pointers=not catalogue)
     return [
         _problems(outline, diagnostics, version, catalogue)
         for outline, diagnostics in zip(outlines, found, strict=True)
     ]
+
+
+def _outline(text: str, version: int) -> Outline:
+    """Of what the preprocessor takes, where that may matter to the rules: it costs a process."""
+    outline = Outline(text)
+    if any(rules.metal(outline, version)):
+        outline = Outline(conditionals.taken(text, version))
+    return outline
 
 
 def _problems(

@@ -86,6 +86,13 @@ def _library(version: int) -> str:
     return parsed
 
 
+def preprocessed(text: str, version: int) -> str:
+    """The text as the preprocessor leaves it."""
+    library = _library(version)
+    flags = (f"-DZK_METAL_VERSION={version}", "-include-pch", library, "-E", "-P", "-")
+    return _run(*flags, text=text).stdout
+
+
 def _read(version: int, text: str, pointers: bool) -> list[Diagnostic]:
     enabled = "#pragma OPENCL EXTENSION __cl_clang_function_pointers : enable\n" * pointers
     done = _run(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from ..packed import MOST_BUFFERS
 from .tokens import Outline, Scope
@@ -38,7 +39,7 @@ _WORDS = {
     "co_return": "coroutines",
 }
 
-_INCLUDE = re.compile(r"^[ \t]*#[ \t]*(?:include|import)\b[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+_HEADER = re.compile(r"[ \t]*(.*?)[ \t]*(?=$|//|/\*)", re.MULTILINE)
 _LONG_DOUBLE = re.compile(r"(?!0[xX]).*[.eE].*[lL]")
 _INTEGER = re.compile(r"(0[xX][\da-fA-F']+|0[bB][01']+|[\d']+)[uUlL]*")
 
@@ -72,10 +73,16 @@ def metal(outline: Outline, version: int) -> Iterator[Finding]:
         elif text == "coherent" and version < 320 and _is_qualifier(outline, i):
             yield line, f"Metal {version / 100:.1f} has no coherent memory; 3.2 has (§4.8)"
     yield from _spaceless(outline)
-    for match in _INCLUDE.finditer(outline.text):
-        if not re.fullmatch(r"<(metal_\w+|simd/simd\.h)>", match[1]):
-            line = outline.text.count("\n", 0, match.start()) + 1
-            yield line, f"{match[1]} is not a header of Metal's library (§6.1)"
+    for line, header in _includes(outline):
+        if not re.fullmatch(r"<(metal_\w+|simd/simd\.h)>", header):
+            yield line, f"{header} is not a header of Metal's library (§6.1)"
+
+
+def _includes(outline: Outline) -> Iterator[tuple[int, str]]:
+    for mark, word in pairwise(outline.all):
+        if word.directive and mark.text == "#" and word.text in ("include", "import"):
+            match = _HEADER.match(outline.text, word.end)
+            yield word.line, match[1] if match else ""
 
 
 def _in_function(outline: Outline, i: int) -> bool:
@@ -159,8 +166,8 @@ def _values(outline: Outline) -> set[str]:
 
 def catalogue(outline: Outline, where: Layout) -> Iterator[Finding]:
     """Rules of zmlx's own kernels."""
-    for match in _INCLUDE.finditer(outline.text):
-        yield outline.text.count("\n", 0, match.start()) + 1, "kernels include nothing"
+    for line, _ in _includes(outline):
+        yield line, "kernels include nothing"
     for token in outline.tokens:
         if token.text.startswith("__builtin_"):
             yield token.line, f"{token.text} is not in Metal's library"

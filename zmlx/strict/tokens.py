@@ -180,6 +180,8 @@ class Outline:
 
     def _function_name(self, head: int, brace: int) -> tuple[str, tuple[int, int]]:
         j = head
+        while self[j] == "template" and self[j + 1] == "<" and self.angle_end(j + 1) > 0:
+            j = self.angle_end(j + 1) + 1
         while j < brace:
             if self[j] == "(" and j in self.partner:
                 if self[j - 1] == "operator":

@@ -25,8 +25,8 @@ SPACES = ("device", "constant", "thread", "threadgroup", "threadgroup_imageblock
 _KERNEL = re.compile(r"\[\[kernel\]\] void (\w+)\(")
 _INSTANCE = re.compile(r"^template \[\[host_name\(.*\Z", re.MULTILINE | re.DOTALL)
 _SAID = (
-    r"(?:kernel|visible|host_name\([^)]*\)|max_total_threads_per_threadgroup\([^)]*\)"
-    r"|function_constant\(\w+\)|(?:buffer|threadgroup|id)\(\w+\)|grid_(?:origin|size)"
+    r"(?:kernel|visible|stitchable|(?:host_name|max_total_threads_per_threadgroup"
+    r"|function_constant|buffer|threadgroup|id)\s*\((?:[^()]|\([^()]*\))*\)|grid_(?:origin|size)"
     r"|(?:dispatch_)?thread(?:s|group|groups)?_\w+|(?:dispatch_)?(?:simd|quad)groups?_\w+)"
 )
 #: The scopes of Metal 3.2's qualifier `coherent(scope)`.
@@ -103,7 +103,8 @@ class _Edits:
         self.edits.append((start, end, new))
 
     def blank(self, start: int, end: int) -> None:
-        self.replace(start, end, re.sub(r"[^\n]", " ", self.text[start:end]))
+        # With the marks that continue a directive.
+        self.replace(start, end, re.sub(r"(?!\\\n)[^\n]", " ", self.text[start:end]))
 
     def result(self) -> str:
         out, at = [], 0
@@ -134,6 +135,7 @@ def to_clang(text: str, outline: Outline, *, arms: bool) -> str:
     _constructors(edits, outline)
     _lists(edits, outline)
     _methods(edits, outline)
+    _array_parameters(edits, outline)
     for match in _HAS_HEADER.finditer(text):
         edits.replace(match.start(), match.end(), "1")
     for match in re.finditer(r"^[ \t]*#[ \t]*(include|import)\b[^\n]*", text, re.MULTILINE):
@@ -199,16 +201,41 @@ def _function_pointers(outline: Outline) -> set[str]:
     return names
 
 
+def _array_parameters(edits: _Edits, outline: Outline) -> None:
+    """`T c[]` as `thread T c[]`: OpenCL would deduce the space as a part of T."""
+    for scope in outline.scopes:
+        if scope.kind != "function":
+            continue
+        begin, end = scope.parameters
+        words: set[str] = set()
+        first, lists = begin + 1, 0
+        i = first
+        while i < end:
+            if outline[i] == "[" and outline[i + 1] != "[" and not words & {*SPACES, "&"}:
+                start = outline.tokens[first].start
+                edits.replace(start, start, "thread ")
+                words.add("thread")
+            lists += (outline[i] == "<") - (outline[i] == ">")
+            if outline[i] == "," and not lists:
+                first, words = i + 1, set()
+            words.add(outline[i])
+            i = outline.partner[i] + 1 if outline[i] in ("(", "[", "{") else i + 1
+
+
 def _non_constant(edits: _Edits, outline: Outline) -> None:
     """Hides the value of float literals in function bodies, where nothing needs a constant."""
     for i, token in enumerate(outline.tokens):
         literal = token.kind == "number" and _LITERAL.fullmatch(token.text)
         if not literal and token.text not in ("INFINITY", "NAN"):
             continue
-        function = outline.scope_at(i).function
+        scope = outline.scope_at(i)
+        function = scope.function
         if function is None:
             continue
-        words = {outline[j] for j in range(outline.statement(i)[0], i)}
+        begin = outline.statement(i)[0]
+        while scope.kind == "initializer" and scope.parent is not None:
+            begin, scope = min(begin, scope.head), scope.parent
+        words = {outline[j] for j in range(begin, i)}
         words |= {outline[j] for j in range(function.head, function.parameters[0])}
         if words & {"constexpr", "constant", "static_assert"}:
             continue

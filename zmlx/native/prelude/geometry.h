@@ -16,41 +16,41 @@ METAL_FUNC V cross(A a, B b) {
   V p = a, q = b;
   return V(p.y * q.z - p.z * q.y, p.z * q.x - p.x * q.z, p.x * q.y - p.y * q.x);
 }
-template <class T, int N>
-METAL_FUNC T length_squared(vec<T, N> v) {
-  return dot(v, v);
+template <zk_vectorial A, class V = zk_join<A>, class T = typename V::zk_element>
+METAL_FUNC T length_squared(A a) {
+  return dot(a, a);
 }
-template <class T, int N>
-METAL_FUNC T length(vec<T, N> v) {
-  return sqrt(dot(v, v));
+template <zk_vectorial A, class V = zk_join<A>, class T = typename V::zk_element>
+METAL_FUNC T length(A a) {
+  return sqrt(dot(a, a));
 }
-template <class T, int N>
-METAL_FUNC T distance_squared(vec<T, N> a, zk_same<vec<T, N>> b) {
+template <zk_vectorial A, class V = zk_join<A>, class T = typename V::zk_element>
+METAL_FUNC T distance_squared(A a, zk_same<V> b) {
   return length_squared(a - b);
 }
-template <class T, int N>
-METAL_FUNC T distance(vec<T, N> a, zk_same<vec<T, N>> b) {
+template <zk_vectorial A, class V = zk_join<A>, class T = typename V::zk_element>
+METAL_FUNC T distance(A a, zk_same<V> b) {
   return length(a - b);
 }
-template <class T, int N>
-METAL_FUNC vec<T, N> normalize(vec<T, N> v) {
-  return v * rsqrt(dot(v, v));
+template <zk_vectorial A, class V = zk_join<A>>
+METAL_FUNC V normalize(A a) {
+  return a * rsqrt(dot(a, a));
 }
-template <class T, int N>
-METAL_FUNC vec<T, N> reflect(vec<T, N> incident, zk_same<vec<T, N>> normal) {
+template <zk_vectorial A, class V = zk_join<A>, class T = typename V::zk_element>
+METAL_FUNC V reflect(A incident, zk_same<V> normal) {
   return incident - T(2) * dot(normal, incident) * normal;
 }
 // Zero where the light is reflected totally.
-template <class T, int N>
-METAL_FUNC vec<T, N> refract(vec<T, N> incident, zk_same<vec<T, N>> normal, zk_same<T> eta) {
+template <zk_vectorial A, class V = zk_join<A>, class T = typename V::zk_element>
+METAL_FUNC V refract(A incident, zk_same<V> normal, zk_same<T> eta) {
   T d = dot(normal, incident);
   T k = T(1) - eta * eta * (T(1) - d * d);
-  return k < T(0) ? vec<T, N>(T(0)) : eta * incident - (eta * d + sqrt(k)) * normal;
+  return k < T(0) ? V(T(0)) : eta * incident - (eta * d + sqrt(k)) * normal;
 }
-template <class T, int N>
-METAL_FUNC vec<T, N> faceforward(vec<T, N> normal, zk_same<vec<T, N>> incident,
-                                 zk_same<vec<T, N>> reference) {
-  return dot(reference, incident) < T(0) ? normal : -normal;
+template <zk_vectorial A, class V = zk_join<A>, class T = typename V::zk_element>
+METAL_FUNC V faceforward(A normal, zk_same<V> incident, zk_same<V> reference) {
+  V n = normal;
+  return dot(reference, incident) < T(0) ? n : -n;
 }
 
 }  // namespace metal

@@ -46,6 +46,7 @@ struct zk_handed {
     return F()(static_cast<A&&>(arguments)...);
   }
   template <typename R, typename... A>
+    requires requires(A (&... make)()) { F()(make()...); }
   constexpr operator pointer<R, A...>() const {
     return &call<R, A...>;
   }

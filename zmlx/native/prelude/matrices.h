@@ -71,6 +71,11 @@ template <class T, int C, int R>
 METAL_FUNC matrix<T, C, R> operator*(zk_same<T> s, matrix<T, C, R> a) {
   return a * s;
 }
+template <class T, int C, int R>
+METAL_FUNC matrix<T, C, R> operator/(matrix<T, C, R> a, zk_same<T> s) {
+  for (int c = 0; c < C; ++c) a[c] /= s;
+  return a;
+}
 // A column vector from the right, a row vector from the left.
 template <class T, int C, int R>
 METAL_FUNC vec<T, R> operator*(matrix<T, C, R> a, zk_same<vec<T, C>> v) {
@@ -104,6 +109,11 @@ template <class M, class B>
   requires requires { &M::columns; }
 METAL_FUNC M& operator*=(M& a, B b) {
   return a = a * b;
+}
+template <class M, class B>
+  requires requires { &M::columns; }
+METAL_FUNC M& operator/=(M& a, B b) {
+  return a = a / b;
 }
 template <class T, int C, int R>
 METAL_FUNC bool operator==(matrix<T, C, R> a, matrix<T, C, R> b) {

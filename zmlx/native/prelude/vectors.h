@@ -83,6 +83,10 @@ inline constexpr int zk_count<A> = A::zk_vector::zk_lanes;
   constexpr explicit(!zk_converts<T, S>) METAL_FUNC vec(S s) : vec(zk_all(), T(s)) {}         \
   template <class U>                                                                          \
   constexpr explicit METAL_FUNC vec(const vec<U, N>& v) : vec(zk_from(), v) {}                \
+  template <zk_vectorial P>                                                                   \
+    requires(zk_count<P> == N && !__is_same(typename P::zk_vector, P) &&                      \
+             !__is_same(typename P::zk_vector, vec))                                          \
+  constexpr explicit METAL_FUNC vec(const P& p) : vec(typename P::zk_vector(p)) {}            \
   template <class A, class B, class... C>                                                     \
     requires(zk_count<A> + zk_count<B> + (0 + ... + zk_count<C>) == N &&                      \
              2 + sizeof...(C) < N)                                                            \
@@ -307,14 +311,14 @@ constexpr METAL_FUNC bool all(vec<bool, N> v) {
   return found;
 }
 
-template <class T, int N>
-constexpr METAL_FUNC vec<T, N> select(vec<T, N> p, zk_same<vec<T, N>> q, vec<bool, N> r) {
-  using V = vec<T, N>;
+template <zk_vectorial A, class V = zk_join<A>>
+constexpr METAL_FUNC V select(A no, zk_same<V> q, vec<bool, V::zk_lanes> r) {
+  V p = no;
   ZK_LANES(V, ZK_CHOSEN, )
 }
-template <class T, int N>
-constexpr METAL_FUNC vec<T, N> select(vec<T, N> p, zk_same<vec<T, N>> q, bool choice) {
-  return choice ? q : p;
+template <zk_vectorial A, class V = zk_join<A>>
+constexpr METAL_FUNC V select(A no, zk_same<V> yes, bool choice) {
+  return choice ? yes : V(no);
 }
 
 // Vectors in memory without padding or alignment of their own.

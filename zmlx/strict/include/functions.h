@@ -221,6 +221,8 @@ struct matrix {
   column columns[Columns];
   matrix() = default;
   explicit matrix(T);
+  template <typename U>
+  explicit matrix(matrix<U, Columns, Rows>);
   template <typename A, typename B, typename... C>
   matrix(A, B, C...);
   template <int N = Columns, typename = enable_if_t<N == 2>>
@@ -245,6 +247,11 @@ template <typename T, int C, int R> vec<T, R> operator*(matrix<T, C, R>, vec<T, 
 template <typename T, int C, int R> vec<T, C> operator*(vec<T, R>, matrix<T, C, R>);
 template <typename T, int C, int R> matrix<T, C, R> operator*(matrix<T, C, R>, T);
 template <typename T, int C, int R> matrix<T, C, R> operator*(T, matrix<T, C, R>);
+template <typename T, int C, int R> matrix<T, C, R> operator/(matrix<T, C, R>, T);
+template <typename T, int C, int R>
+thread matrix<T, C, R>& operator*=(thread matrix<T, C, R>&, T);
+template <typename T, int C, int R>
+thread matrix<T, C, R>& operator/=(thread matrix<T, C, R>&, T);
 template <typename T, int C, int R> matrix<T, R, C> transpose(matrix<T, C, R>);
 template <typename T, int N> T determinant(matrix<T, N, N>);
 #define ZK_MATRICES(T)                                                                     \

@@ -131,6 +131,12 @@ ZK_TRAIT(is_array, __is_array(T))
 ZK_TRAIT(is_enum, __is_enum(T))
 ZK_TRAIT(is_class, __is_class(T))
 ZK_TRAIT(is_const, __is_const(T))
+ZK_TRAIT(is_volatile, __is_volatile(T))
+ZK_TRAIT(is_union, __is_union(T))
+ZK_TRAIT(is_void, __is_void(T))
+ZK_TRAIT(is_reference, __is_reference(T))
+ZK_TRAIT(is_lvalue_reference, __is_lvalue_reference(T))
+ZK_TRAIT(is_scalar, __is_scalar(T))
 ZK_TRAIT(is_trivially_copyable, __is_trivially_copyable(T))
 // Of `#pragma METAL internals`, as MLX uses it.
 template <typename... T>
@@ -153,6 +159,16 @@ ZK_TRANSFORM(make_signed, __make_signed)
 ZK_TRANSFORM(make_unsigned, __make_unsigned)
 ZK_TRANSFORM(underlying_type, __underlying_type)
 ZK_TRANSFORM(decay, __decay)
+ZK_TRANSFORM(add_pointer, __add_pointer)
+ZK_TRANSFORM(add_lvalue_reference, __add_lvalue_reference)
+ZK_TRANSFORM(add_rvalue_reference, __add_rvalue_reference)
+
+template <typename T>
+using add_const_t = const T;
+template <typename T>
+struct add_const {
+  typedef const T type;
+};
 
 // What a pointer to a function is to; other types as they are. As a member, `R(A...)` would have the
 // space of a method.
@@ -189,7 +205,7 @@ template <typename T>
 using remove_addrspace_t = typename remove_addrspace<T>::type;
 
 template <typename T>
-T declval();
+thread T& declval();
 
 template <typename T>
 struct numeric_limits {
