@@ -58,8 +58,8 @@ def own_dtype(module: nn.Module) -> mx.Dtype:
 
 def probe(module: nn.Module, plan: Plan, training: bool) -> None:
     """Raises `UnmatchedError` where the replacement differs, in the output or in the gradient:
-    for `training`, and where the module's code stops one, which leaves nothing in its graph."""
-    training = training or _stops_gradients(module)
+    for `training`, and where the module's code stops one, which leaves nothing in its graph. (A
+    router stops its indices, which have none.)"""
     dtype = own_dtype(module)
     axes = sorted(n for d, n in plan.verified if d == dtype)
     if not axes:
@@ -68,6 +68,7 @@ def probe(module: nn.Module, plan: Plan, training: bool) -> None:
         for twin, x, of, more in twins(module, plan, dtype):
             _compare(plan, twin, in_float32(twin), [x], of, more, dtype, training)
         return
+    training = training or _stops_gradients(module)
     width = _width(module, plan)
     shape = (*(2, 2, 2, 3)[4 - axes[-1] + 1 :], width)
     arrays = [mx.random.normal(shape, key=mx.random.key(7)).astype(dtype)]
@@ -79,9 +80,9 @@ def probe(module: nn.Module, plan: Plan, training: bool) -> None:
 
 
 def _stops_gradients(module: nn.Module) -> bool:
-    """Whether the calls of the module or of its children name `stop_gradient`."""
-    calls = (getattr(type(m).__call__, "__code__", None) for m in module.modules())
-    return any(code is not None and "stop_gradient" in code.co_names for code in calls)
+    """Whether the module's own call names `stop_gradient`."""
+    code = getattr(type(module).__call__, "__code__", None)
+    return code is not None and "stop_gradient" in code.co_names
 
 
 def _compare(
