@@ -486,8 +486,17 @@ def test_a_reference_is_not_asked_for_the_gradient_of_integers():
     assert mx.grad(lambda x: (x * gather(x, mx.argsort(x))).sum())(x).tolist() == [3, 5, 4]
 
 
-@pytest.mark.parametrize("key", ["template", "grid", "output_shapes"])
-def test_numbers_beyond_64_bits_are_refused_by_name(key):
-    values = {"template": [("N", 2**63)], "grid": (2**63, 1, 1), "output_shapes": [(2**70,)]}
-    with pytest.raises((ValueError, OverflowError), match=r"must be from .* to .* but got"):
-        metal.kernel(**DOUBLE)(mx.ones(1), **{key: values[key]})
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"template": [("N", 2**63)]}, "'template' must be from -2147483648 to 2147483647 but got"),
+        ({"grid": (2**63, 1, 1)}, "'grid' must have sizes below 2^31 but got 9223372036854775808"),
+        ({"output_shapes": [(2**31,)]}, "'output_shapes' must have sizes below 2^31 but got"),
+        ({"output_shapes": [(2**70,)]}, "'output_shapes' must have sizes below 2^31 but got"),
+        ({"init_value": 10**400}, "'init_value' must be in float32's range but got 1000"),
+        ({"init_value": -1e300}, "'init_value' must be in float32's range but got -1e+300"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_by_name(given, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        metal.kernel(**DOUBLE)(mx.ones(1), **given)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from math import copysign, prod
+from math import copysign, inf, prod
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 Triple = tuple[int, int, int]
 Template = tuple[tuple[str, Any], ...]
+
+#: The largest size that MLX holds.
+_MOST = 2**31 - 1
 
 
 def names_in_order(op: str, argument: str, names: Any) -> tuple[str, ...]:
@@ -73,7 +76,14 @@ def triple(op: str, argument: str, value: Any) -> Triple:
         sizes = ()
     if len(sizes) != 3 or min(sizes) < 0 or not some:
         raise ValueError(f"[{op}] '{argument}' must be up to three sizes ≥ 0 but got {value!r}.")
+    _check_sizes(op, argument, sizes)
     return sizes
+
+
+def _check_sizes(op: str, argument: str, sizes: Iterable[int]) -> None:
+    for size in sizes:
+        if size > _MOST:
+            raise ValueError(f"[{op}] '{argument}' must have sizes below 2^31 but got {size}.")
 
 
 def shapes_of(op: str, values: Any) -> tuple[tuple[int, ...], ...]:
@@ -86,6 +96,8 @@ def shapes_of(op: str, values: Any) -> tuple[tuple[int, ...], ...]:
         raise ValueError(
             f"[{op}] 'output_shapes' must be a sequence of shapes of sizes ≥ 0 but got {values!r}."
         )
+    for shape in shapes:
+        _check_sizes(op, "output_shapes", shape)
     return shapes
 
 
@@ -137,6 +149,8 @@ def _check_init_value(op: str, value: Any, dtypes: tuple[mx.Dtype, ...]) -> None
     number = python_number(value)
     if number is None:
         raise TypeError(f"[{op}] 'init_value' must be a number but got {type(value).__name__}.")
+    if mx.finfo(mx.float32).max < abs(number) < inf:
+        raise ValueError(f"[{op}] 'init_value' must be in float32's range but got {value!r}.")
     for dtype in dtypes:
         if not mx.issubdtype(dtype, mx.integer):
             continue

@@ -360,10 +360,13 @@ CLASSES = {
     ),
     "namespaces with functions called like Metal's": Row(
         "r = own::odd(x[i]) + float(own::odd(half(x[i]))) + own::odd(float2(x[i])).y;\n"
-        "r += own::deep::far(half4(1)).w + own::Three{1}.twice() + ::own::length(2.0f);",
-        3 * (np.where(X < 0, -1, 1) + 10 + 3) + 11 + 6 + 6,
+        "r += own::deep::far(half4(1)).w + own::Three{1}.twice() + ::own::length(2.0f);\n"
+        "r += own::early(1.5h);",
+        3 * (np.where(X < 0, -1, 1) + 10 + 3) + 11 + 6 + 6 + 2,
         """
         namespace own {
+        template <typename T> T early(T v) { return ceil(v); }
+        template <typename T> T ceil(T v) { return 100; }
         template <typename V> V fract(V v) { return V(10); }
         template <typename T> T sign(T v) { return v < T(0) ? T(-1) : T(1); }
         inline float2 sign(float2 v) { return float2(sign(v.x), sign(v.y)); }
@@ -493,6 +496,9 @@ PREPROCESSOR = {
         X + 3 + 5,
         "constant float a = 5;\n#define a b\n#define b a\n"
         "inline float f(float v) { return v + 1; }\n#define f(v) (f(v) + 2)\n",
+    ),
+    "assert, which does nothing": Row(
+        'assert(i < 8); assert(false && "never"); r = x[i];', X, on_cuda=False
     ),
     "a macro holds qualifiers, loops and literals": Row(
         "LOCAL float s = 0; EACH(k, 4) { s += HALF; } r = s + *POINTER(x + i);",

@@ -75,13 +75,13 @@ void shield_names(Unit& unit, const Library& library) {
   auto& tokens = unit.tokens;
   Namespaces namespaces(unit);
   if (!namespaces.any()) return;
-  std::map<std::string, std::set<Path>> own;
+  std::map<std::string, std::map<Path, size_t>> own;  // and where each is first declared
   std::set<size_t> declarations;
   for (auto& function : unit.outline.functions) {
     declarations.insert(function.open);
     bool free = !function.lambda && namespaces.opens(function.scope);
     if (free && library().count(function.name)) {
-      own[function.name].insert(namespaces.path(unit, function.head));
+      own[function.name].emplace(namespaces.path(unit, function.head), function.head);
     }
   }
   for (size_t i = 1; i < tokens.size(); ++i) {
@@ -92,8 +92,8 @@ void shield_names(Unit& unit, const Library& library) {
                 !tokens[i - 1].is_any({".", "->", "::", "operator", "template"});
     if (!call) continue;
     Path here = namespaces.path(unit, i);
-    for (auto& path : found->second) {
-      if (!begins(here, path)) continue;
+    for (auto& [path, declared] : found->second) {
+      if (i < declared || !begins(here, path)) continue;
       tokens[i].before += "(";
       tokens[open - 1].after = ")" + tokens[open - 1].after;
       break;

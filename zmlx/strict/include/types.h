@@ -6,6 +6,7 @@
 #define __METAL_MACOS__ 1
 #define __METAL_VERSION__ ZK_METAL_VERSION
 #define __HAVE_BFLOAT__ 1
+#define assert(condition) ((void)0)
 
 #define thread __private
 #define device __global
