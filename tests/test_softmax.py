@@ -483,3 +483,12 @@ def test_a_pattern_that_climbs_needs_a_reference():
     )
     with pytest.raises(ValueError, match=r"\[t\] 'reference' must be given"):
         evaluate(pattern, (normal(2, 3),), (mx.float32,))
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "logsumexp", "masked_softmax"])
+def test_a_gradient_of_a_tangent_is_the_tangent_of_a_gradient(name):
+    f = getattr(zmlx.kernels, name)
+    z, t = (mx.random.normal((3, 5), key=mx.random.key(i)) for i in range(2))
+    backward = mx.grad(lambda z: mx.jvp(lambda z: f(z) ** 2, [z], [t])[1][0].sum())(z)
+    forward = mx.jvp(mx.grad(lambda z: (f(z) ** 2).sum()), [z], [t])[1][0]
+    assert mx.allclose(backward, forward, rtol=1e-4, atol=1e-5)

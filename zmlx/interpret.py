@@ -8,7 +8,7 @@ compile, and the `reference` target. Expressions are parsed by `zmlx.expr` and e
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import mlx.core as mx
@@ -96,11 +96,22 @@ def _random(pattern: Pattern, x: Operand, values: dict[str, mx.array], ones: mx.
     return mx.stop_gradient(philox.uniform(index, values[x.index], values[x.name]))
 
 
+def _extreme(reduce: Callable[..., mx.array], x: mx.array) -> mx.array:
+    """The extreme of each row as the mean of what equals it: the tangent of MLX's own is a gather
+    at a place that depends on x, which has no gradient."""
+    top = mx.stop_gradient(reduce(x, axis=-1, keepdims=True))
+    equal = x == top
+    mean = mx.where(equal, x, 0).sum(axis=-1, keepdims=True) / equal.sum(axis=-1, keepdims=True)
+    return mx.where(mx.isinf(top), mean, mean + mx.stop_gradient(top - mean))
+
+
 def _reduce(r: Reduce, element: mx.array, values: dict[str, mx.array]) -> None:
     """Adds what a reduction names to `values`."""
     if r.op != "sum_exp":
         if r.op in _OF_NOTHING and not element.shape[-1]:
             total = mx.full((*element.shape[:-1], 1), _OF_NOTHING[r.op])
+        elif r.op in _OF_NOTHING and mx.issubdtype(element.dtype, mx.floating):
+            total = _extreme(_REDUCE[r.op], element)
         else:
             total = _REDUCE[r.op](element, axis=-1, keepdims=True)
         values[r.name] = total.astype(_TYPES[r.type])
