@@ -527,3 +527,12 @@ def test_a_parameter_of_another_dtype_is_left_to_mlx(layer, dtype):
     for m in (ours, theirs):
         m.weight = mx.ones((16,), dtype)
     assert mx.array_equal(ours(x), theirs(x))
+
+
+def test_a_patched_model_is_not_converted():
+    model = mnn.Sequential(mnn.Linear(16, 16), mnn.RMSNorm(16))
+    zmlx.patch(model)
+    with pytest.raises(ValueError, match=r"\[convert\] 'module' must not be patched .* 1 patched"):
+        nn.convert(model)
+    zmlx.unpatch(model)
+    assert isinstance(nn.convert(model).layers[1], nn.RMSNorm)

@@ -31,12 +31,22 @@ def convert(module: mnn.Module) -> mnn.Module:
 
     Returns:
         `module`.
+
+    Raises:
+        ValueError: where such a layer is patched, which `zmlx.unpatch` undoes.
     """
     if not isinstance(module, mnn.Module):
         raise TypeError(
             f"[convert] 'module' must be an mlx.nn.Module but got {type(module).__name__}."
         )
-    for layer in module.modules():
+    layers = module.modules()
+    patched = sum(getattr(type(layer), "_zmlx_class", None) in CLASSES for layer in layers)
+    if patched:
+        raise ValueError(
+            f"[convert] 'module' must not be patched (zmlx.unpatch undoes it) but got {patched} "
+            f"patched layer{'s' * (patched > 1)}."
+        )
+    for layer in layers:
         ours = CLASSES.get(type(layer))
         if ours is not None:
             layer.__class__ = ours
