@@ -36,7 +36,7 @@ _OTHER_MEANING = re.compile(
     r"""_[A-Z_]\w* | [A-Z][A-Z0-9_]{2,} | (?:zmlx|zk|ZMLX|ZK)_\w* | scratch_\w+ | size_t
       | (?:dispatch_)?(?:thread|quad|simd)\w*_(?:in|per)_\w+
       | thread_execution_width | grid_origin | grid_size
-      | pi | inf | nan""",
+      | pi | inf | nan | assert""",
     re.VERBOSE | re.ASCII,
 )
 
