@@ -295,6 +295,20 @@ def test_a_closed_output_is_no_error():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_an_output_that_cannot_be_written_is_said_without_a_traceback():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "zmlx", "list"],
+            cwd=Path(__file__).parents[1],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "zmlx: the output cannot be written: No space left on device\n"
+
+
 def test_a_terminal_without_greek_gets_the_rest():
     done = subcommand("list", PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr

@@ -274,4 +274,5 @@ def test_docstrings_are_of_each_class_and_not_needed():
 def test_a_momentum_that_became_nan_is_nan_and_no_crash():
     optimizer = zmlx.optimizers.SGD(0.1, momentum=0.9)
     optimizer.momentum = float("nan")
-    optimizer.apply_gradients({"w": mx.ones(9)}, {"w": mx.ones(9)})
+    stepped = optimizer.apply_gradients({"w": mx.ones(9)}, {"w": mx.ones(9)})
+    assert mx.isnan(stepped["w"]).all()

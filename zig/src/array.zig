@@ -299,6 +299,8 @@ test "a size of bytes that overflows does not reach MLX" {
         "[zmlx] 'shape' must not overflow but got a size of 4.",
         errors.lastError(),
     );
+    const zeros = shim.zmlx_array_zeros(@intFromEnum(Dtype.float32), &sizes, 3, &a);
+    try std.testing.expectEqual(shim.Status.invalid_argument, zeros);
 }
 
 test "a dtype that is none is refused" {

@@ -2,16 +2,17 @@
 
 The page `docs/language.md`, the tests, and `python -m zmlx language` all derive from these rows.
 
-    row            a row                       simdgroups  simd_* and quad_*
-    attributes     thread attributes           matrices    simdgroup_matrix
-    declarations   address spaces to macros    functions   Metal's library
+    row            a row                       memory      threadgroup memory, barriers, atomics
+    attributes     thread attributes           simdgroups  simd_* and quad_*
+    declarations   address spaces to macros    matrices    simdgroup_matrix
+    classes        structs to lambdas          functions   Metal's library
     expressions    literals to statements      utilities   what MLX adds
     types          scalars, vectors, matrices  refusals    what there is not
-    memory         threadgroup memory, barriers, atomics
 """
 
 from . import (
     attributes,
+    classes,
     declarations,
     expressions,
     functions,
@@ -48,7 +49,7 @@ SECTIONS: dict[str, dict[str, Row]] = {
     "Address spaces": declarations.ADDRESS_SPACES,
     "Constants": declarations.CONSTANTS,
     "Templates": declarations.TEMPLATES,
-    "Classes": declarations.CLASSES,
+    "Classes": classes.CLASSES,
     "Preprocessor": declarations.PREPROCESSOR,
     "Literals": expressions.LITERALS,
     "Swizzles": expressions.SWIZZLES,

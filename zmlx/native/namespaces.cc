@@ -18,22 +18,13 @@ class Namespaces {
   explicit Namespaces(const Unit& unit) {
     auto& tokens = unit.tokens;
     for (size_t i = 0; i < tokens.size(); ++i) {
-      if (tokens[i].is("{")) paths_[i] = names_before(tokens, i);
+      Path names = tokens[i].is("{") ? names_before(tokens, i) : Path();
+      if (!names.empty()) paths_[i] = names;
     }
   }
 
-  bool any() const {
-    for (auto& [brace, names] : paths_) {
-      if (!names.empty()) return true;
-    }
-    return false;
-  }
-
-  // Whether the brace is a namespace's with a name.
-  bool opens(size_t brace) const {
-    auto found = paths_.find(brace);
-    return found != paths_.end() && !found->second.empty();
-  }
+  bool any() const { return !paths_.empty(); }
+  bool opens(size_t brace) const { return paths_.count(brace) > 0; }
 
   Path path(const Unit& unit, size_t i) const {
     Path path;

@@ -187,16 +187,16 @@ class SGD(Fused, MLXSGD):
 
     @property
     def _moments(self) -> tuple[str, ...]:
-        return ("v",) if self.momentum > 0 else ()
+        return () if self.momentum <= 0 else ("v",)  # NaN is one, as in MLX
 
     def _kernel(self) -> PackedKernel:
-        if not self.momentum > 0:
+        if self.momentum <= 0:
             return steps.SGD_WITHOUT_MOMENTUM_TREE
         return steps.SGD_NESTEROV_TREE if self.nesterov else steps.SGD_TREE
 
     def _numbers(self, decays: bool) -> Numbers:
         decay = self.weight_decay if decays else 0.0
-        if not self.momentum > 0:
+        if self.momentum <= 0:
             return [self.learning_rate], (decay,)
         # MLX leaves a negative dampening out.
         rest = 1 - max(_float32(self.dampening), 0.0)
