@@ -292,6 +292,13 @@ def test_coherent_qualifies_and_is_a_name(group: int) -> None:
     "v.xy = third(float3{1, 2}, {x}, {x}) + third(float3{1, 2}, {}, {0});",
     "v.xy = Made({x}, 0).plus({0}, 1);",
     "Pointers p = {out, {x}, nullptr, {{1}}}; v.xy = p.v; v.y += p.w[0].y;",
+    "Pair<float2> q; q = {{x}, 3}; v.xy = q.v;",
+    "struct { float2 v; int n; } u = {{x}, 3}; v.xy = u.v;",
+    "struct { union { float2 v; float a[2]; }; int n; } u = {{{x}}, 3}; v.xy = u.v;",
+    "v.xy = either({x}, 1);",
+    "packed_float2 p = {x}; v.xy = p;  v.yx = {0};  v.yx = {};  v.xy = float2(p);",
+    "packed_float4 p{v.xy}; p = {float2(0, x)}; v.xy = p.yz;",
+    "v.xy = SUM + (x - 5); v.y -= x - 5;",
 ])  # fmt: skip
 def test_a_list_shorter_than_its_vector_is_filled_with_zeros(text: str) -> None:
     header = """
@@ -315,6 +322,10 @@ def test_a_list_shorter_than_its_vector_is_filled_with_zeros(text: str) -> None:
         typedef struct { float2 v; int n; } Typed;
         struct Made { float2 v; Made(float2 a, int n) : v(a + n) {}
           float2 plus(float2 a, int n) const { return v + a * n; } };
+        float2 either(float2 v, int n) { return v; }
+        float2 either(Q q) { return q.v; }
+        constant float4 TERMS = {float2(2, 3), 1};
+        constant float2 SUM = {TERMS.x + TERMS[1]};
         struct Pointers { const device float* p; float2 v; thread float* q; float2 w[1]; };
     """
     source = f"""

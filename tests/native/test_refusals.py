@@ -317,6 +317,22 @@ def test_a_conversion_that_must_be_a_cast_is_named(type: str) -> None:
     assert f"conversion from '{other}' to '{type}' must be a cast" in message
 
 
+@pytest.mark.parametrize("line", [
+    "float2 v = {x[0], 1, 2};",
+    "float3 v = {float2(x[0]), float2(1)};",
+    "half2 v; v = {1, 2, 3, 4, 5};",
+    "constexpr int2 v = {1, 2, 3};",
+    "float2 v[1] = {{1, x[0], 3}};",
+])  # fmt: skip
+def test_a_list_longer_than_its_vector_is_named(line: str) -> None:
+    message = refusal(f"float s = 1;\n{line}\nout[0] = s + sum(v);",
+                      "float sum(float2 v) { return v.x; } float sum(float3 v) { return v.z; }"
+                      "float sum(half2 v) { return v.x; } float sum(int2 v) { return v.x; }"
+                      "float sum(thread float2* v) { return v[0].x; }")  # fmt: skip
+    assert "line 2 of the source" in message
+    assert "more values in braces than the vector has components" in message
+
+
 def test_an_open_comment_in_the_header_is_named() -> None:
     assert "the header opens a comment that it does not close" in refusal("out[0] = 1;", "/* on")
 

@@ -161,13 +161,15 @@ CONSTANTS = {
         "r = two<float> * x[i];", 2 * X, "template <typename T> constant T two = T(2);"
     ),
     "constants made of others": Row(
-        "r = x[i] * all::quarter + table[1] + whole + all::after;",
-        X * 3.140625 / 2 + 6.28125 + 3 + 7.28125,
+        "r = x[i] * all::quarter + table[1] + whole + all::after + half_axis.y + axis[2];",
+        X * 3.140625 / 2 + 6.28125 + 3 + 7.28125 + 3 + 5,
         """
         constant float pi = 3.140625f;
         constant float tau = 2.0f * pi, table[2] = {pi, pi * 2};
         constant int whole = int(pi);
         constant half narrow = 0.5h;
+        constant float4 axis(pi, 6, 5, 0);
+        constant float4 half_axis(axis.xy * 0.5f, axis[3], 1);
         namespace all { constant float quarter = pi * narrow; constant float after = tau + 1; }
         """,
         on_cuda=False,

@@ -59,7 +59,7 @@ std::vector<Constant> program_constants(const Unit& unit) {
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (!tokens[i].is("constant") || unit.outline.function_at(i) || unit.outline.in_type(i)) continue;
     size_t name = i + 1;
-    while (tokens[name].kind == Token::word && !tokens[name + 1].is_any({"=", "[", "{"})) {
+    while (tokens[name].kind == Token::word && !tokens[name + 1].is_any({"=", "[", "{", "("})) {
       size_t list = unit.outline.angle_end(name + 1);
       name = list == Outline::none ? name + 1 : list + 1;
     }
@@ -237,7 +237,6 @@ Rewritten cuda_text(Unit& unit, const Library& library,
   free_specialised_operators(unit);
   name_constructors(unit);
   unwrap_literals(unit);
-  fill_vectors(unit);
   expand_designators(unit);
   suffix_literals(unit);
   qualify_globals(unit);

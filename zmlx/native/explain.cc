@@ -22,14 +22,22 @@ std::string line_text(const std::string& text, int number, size_t end = std::str
 }
 
 struct Message {
-  enum Kind { error, context, note } kind;
+  enum Kind { error, context, inlined, note } kind;
   int line = 0, column = 0;  // of the translation unit
   std::string text;
 };
 
 // "file:line:column: error: text", the common form of g++ and clang; `context` leads from an error
-// inside the prelude to the line that caused it.
+// inside the prelude to the line that caused it, `inlined` to that of an error found in what was
+// inlined, innermost first.
 bool parse(const std::string& line, Message* message) {
+  size_t at = line.rfind(" at ");
+  if (line.compare(0, 17, "    inlined from ") == 0 && at != std::string::npos) {
+    size_t number = line.find(':', at);
+    message->kind = Message::inlined;
+    message->line = number == std::string::npos ? 0 : std::atoi(line.c_str() + number + 1);
+    return message->line > 0;
+  }
   static const std::pair<const char*, Message::Kind> kinds[] = {
       {": error: ", Message::error},
       {": fatal error: ", Message::error},
@@ -111,6 +119,9 @@ std::string plain(std::string text) {
   if (mentions("no matching function for call to 'atomic_") && !mentions("_atomic<")) {
     return text + "; outputs are atomic with atomic_outputs=True";
   }
+  if (mentions("list_too_long")) {
+    return "more values in braces than the vector has components";
+  }
   if (mentions("[-Werror=vla]")) return "the length of an array must be a constant";
   for (const char* subscript : {"for array subscript", "subscripted value is not"}) {
     if (mentions(subscript)) {
@@ -150,6 +161,8 @@ class Explanation {
     } else if (message.kind == Message::context) {
       if (!error_.empty() && !error_line_) error_line_ = line;
       if (line) way_ = line;
+    } else if (message.kind == Message::inlined) {
+      if (!way_) way_ = line;
     } else if (message.text.compare(0, 11, "the compari") == 0) {
       // "the comparison reduces to '(40000 <= 32768)'": what a static assertion found.
       size_t quoted = message.text.find('(');

@@ -80,9 +80,6 @@ bool names_number(const Token&);  // a scalar or vector type
 void unwrap_literals(Unit&);
 void expand_designators(Unit&);
 
-// short_lists.cc
-void fill_vectors(Unit&);
-
 // swizzles.cc
 void rewrite_swizzles(Unit&);
 bool names_swizzle_or_field(const Unit&, size_t i);

@@ -284,7 +284,6 @@ Rewritten rewrite(const std::string& metal_text, const RewriteOptions& options) 
   bool aligned = align_members(unit);
   free_anonymous_structs(unit);
   unwrap_literals(unit);
-  fill_vectors(unit);
   expand_designators(unit);
   suffix_literals(unit);
   rewrite_swizzles(unit);

@@ -271,7 +271,7 @@ def _constructors(edits: _Edits, outline: Outline) -> None:
                 known
                 and outline[last + 2] == "("
                 and outline.tokens[last + 1].kind == "word"
-                and outline.scope_at(i).function is not None
+                and (outline.scope_at(i).function is not None or outline[i - 1] == "constant")
                 and outline.statement(i)[0] in (i, i - 1)
             ):
                 brace = outline.tokens[last + 2]

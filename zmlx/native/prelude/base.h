@@ -100,40 +100,6 @@ struct zk_identity {
 };
 template <class T>
 using zk_same = typename zk_identity<T>::type;
-// What `V v = {x, …};` is: of a vector the first components, and zeros.
-template <class A>
-constexpr int zk_values() {
-  if constexpr (requires { typename A::zk_vector; }) {
-    return A::zk_vector::zk_lanes;
-  } else {
-    return 1;
-  }
-}
-template <class V, class... A>
-constexpr METAL_FUNC V zk_lead(A... x) {
-  if constexpr (zk_scalar<V>) {
-    return V(x...);
-  } else if constexpr (!requires { typename V::zk_vector; }) {
-    return V{x...};
-  } else if constexpr ((0 + ... + zk_values<A>()) < zk_values<V>()) {
-    return zk_lead<V>(x..., typename V::zk_element(0));
-  } else {
-    return V(x...);
-  }
-}
-// The type of a field's value, or of its elements.
-template <class T>
-struct zk_field_of {
-  using type = T;
-};
-template <class T>
-struct zk_field_of<const T> : zk_field_of<T> {};
-template <class T, decltype(sizeof(0)) N>
-struct zk_field_of<T[N]> : zk_field_of<T> {};
-template <class T, decltype(sizeof(0)) N>
-struct zk_field_of<const T[N]> : zk_field_of<T> {};
-template <class T>
-using zk_field = typename zk_field_of<T>::type;
 // The same type, but known only where the flag is: see anonymous_structs.cc.
 template <bool, class T>
 struct zk_member {

@@ -4,6 +4,24 @@
 
 #define ZK_VECTORS 1
 
+// The type that C++ makes of braces, as far as vectors read it; NVRTC has it built in.
+#if !defined(__CUDACC_RTC__) && !defined(_INITIALIZER_LIST)
+#define _INITIALIZER_LIST
+namespace std {
+template <class E>
+class initializer_list {
+  const E* first;
+  metal::size_t count;
+  constexpr initializer_list(const E* first, metal::size_t count) : first(first), count(count) {}
+
+ public:
+  constexpr initializer_list() : first(nullptr), count(0) {}
+  constexpr const E* begin() const { return first; }
+  constexpr const E* end() const { return first + count; }
+};
+}  // namespace std
+#endif
+
 namespace metal {
 
 template <class T, int N>
@@ -51,6 +69,84 @@ inline constexpr int zk_count = 1;
 template <zk_vectorial A>
 inline constexpr int zk_count<A> = A::zk_vector::zk_lanes;
 
+#ifdef __CUDACC_RTC__
+inline void zk_list_too_long() { __trap(); }
+#else
+[[gnu::error("more values in braces than the vector has components")]] void zk_list_too_long();
+#endif
+
+// A component by its number, which a constant cannot read as an element of a union's other member.
+template <int N, class V>
+constexpr METAL_FUNC auto& zk_component(V& v, int i) {
+  if constexpr (N == 2) {
+    return i ? v.y : v.x;
+  } else if constexpr (N == 3) {
+    return i == 0 ? v.x : i == 1 ? v.y : v.z;
+  } else {
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+  }
+}
+
+// What a list in braces holds: scalars, and vectors for several components.
+template <class T>
+struct zk_part {
+  T at[4];
+  int count;
+  template <zk_scalar S>
+    requires zk_converts<T, S>
+  constexpr METAL_FUNC zk_part(S s) : at{T(s)}, count(1) {}
+  template <zk_vectorial P>
+    requires __is_same(typename P::zk_vector::zk_element, T)
+  constexpr METAL_FUNC zk_part(const P& p) : at{}, count(zk_count<P>) {
+    typename P::zk_vector v = p;
+    for (int k = 0; k < zk_count<P>; ++k) at[k] = v[k];
+  }
+};
+
+// N components in order, from values one by one or from a list in braces, which may be shorter: the
+// others are zeros.
+struct zk_apart {};
+template <class T, int N>
+struct zk_listed {
+  T x = T(0), y = T(0), z = T(0), w = T(0);
+  template <class... A>
+  constexpr METAL_FUNC zk_listed(zk_apart, A... a) {
+    int i = 0;
+    (add(i, a), ...);
+  }
+  constexpr METAL_FUNC zk_listed(std::initializer_list<T> list) { read(list); }
+  constexpr METAL_FUNC zk_listed(std::initializer_list<zk_part<T>> list) { read(list); }
+
+ private:
+  template <class A>
+  constexpr METAL_FUNC void add(int& i, A a) {
+    if constexpr (zk_vectorial<A>) {
+      typename A::zk_vector v = a;
+      for (int k = 0; k < zk_count<A>; ++k) zk_component<4>(*this, i++) = T(v[k]);
+    } else {
+      zk_component<4>(*this, i++) = T(a);
+    }
+  }
+  constexpr METAL_FUNC void add(int& i, const zk_part<T>& part) {
+    if (part.count > 0) add(i, part.at[0]);
+    if (part.count > 1) add(i, part.at[1]);
+    if (part.count > 2) add(i, part.at[2]);
+    if (part.count > 3) add(i, part.at[3]);
+  }
+  // Without a loop, so that the compiler knows the count of whatever it inlines.
+  template <class L>
+  constexpr METAL_FUNC void read(L list) {
+    auto value = list.begin();
+    int count = int(list.end() - value), i = 0;
+    if (count > 0) add(i, value[0]);
+    if (count > 1) add(i, value[1]);
+    if (count > 2) add(i, value[2]);
+    if (count > 3) add(i, value[3]);
+    if (count > 4) i = count;
+    if (__builtin_constant_p(i) && i > N) zk_list_too_long();
+  }
+};
+
 // A V of E(a, x), E(a, y), … for its components.
 #define ZK_LANES(V, E, a)                                  \
   if constexpr (V::zk_lanes == 2) {                        \
@@ -71,14 +167,12 @@ inline constexpr int zk_count<A> = A::zk_vector::zk_lanes;
   vec(const vec&) = default;                                                                  \
   /* Not to a temporary, such as a swizzle that is read: the value would be lost. */          \
   constexpr vec& operator=(const vec&) & = default;                                           \
-  /* `v = {x};` clears what the list does not say. */                                         \
-  template <class S, int K>                                                                   \
-    requires(K < N && zk_converts<T, S>)                                                      \
-  constexpr METAL_FUNC vec& operator=(const S (&list)[K]) & {                                 \
-    for (int i = 0; i < N; ++i) zk_at[i] = T(0);                                              \
-    for (int i = 0; i < K; ++i) zk_at[i] = list[i];                                           \
-    return *this;                                                                             \
-  }                                                                                           \
+  /* `= {x}`: a list in braces clears what it does not say. */                                \
+  constexpr METAL_FUNC vec(std::initializer_list<T> list)                                     \
+      : vec(zk_from(), zk_listed<T, N>(list)) {}                                              \
+  template <class P = zk_part<T>>                                                             \
+  constexpr METAL_FUNC vec(std::initializer_list<zk_same<P>> list)                            \
+      : vec(zk_from(), zk_listed<T, N>(list)) {}                                              \
   template <zk_scalar S>                                                                      \
   constexpr explicit(!zk_converts<T, S>) METAL_FUNC vec(S s) : vec(zk_all(), T(s)) {}         \
   template <class U>                                                                          \
@@ -90,53 +184,47 @@ inline constexpr int zk_count<A> = A::zk_vector::zk_lanes;
   template <class A, class B, class... C>                                                     \
     requires(zk_count<A> + zk_count<B> + (0 + ... + zk_count<C>) == N &&                      \
              2 + sizeof...(C) < N)                                                            \
-  constexpr METAL_FUNC vec(A a, B b, C... c) {                                                \
-    int i = 0;                                                                                \
-    zk_append(i, a), zk_append(i, b), (zk_append(i, c), ...);                                 \
+  constexpr METAL_FUNC vec(A a, B b, C... c)                                                  \
+      : vec(zk_from(), zk_listed<T, N>(zk_apart(), a, b, c...)) {}                            \
+  constexpr METAL_FUNC T& operator[](int i) {                                                 \
+    return __builtin_is_constant_evaluated() ? zk_component<N>(*this, i) : zk_at[i];          \
   }                                                                                           \
-  constexpr METAL_FUNC T& operator[](int i) { return zk_at[i]; }                              \
-  constexpr METAL_FUNC const T& operator[](int i) const { return zk_at[i]; }                  \
+  constexpr METAL_FUNC const T& operator[](int i) const {                                     \
+    return __builtin_is_constant_evaluated() ? zk_component<N>(*this, i) : zk_at[i];          \
+  }                                                                                           \
   template <int... I>                                                                         \
   constexpr METAL_FUNC vec<T, int(sizeof...(I))> operator[](zk_swizzle<I...>) const {         \
     static_assert(((I < N) && ...), "the vector has no such component");                        \
-    return vec<T, int(sizeof...(I))>(zk_at[I]...);                                            \
+    return vec<T, int(sizeof...(I))>((*this)[I]...);                                          \
   }                                                                                           \
   template <int... I>                                                                         \
   constexpr METAL_FUNC auto operator[](zk_swizzle_ref<I...>) {                                \
     static_assert(((I < N) && ...), "the vector has no such component");                        \
-    return zk_reference<T, I...>{zk_at};                                                      \
+    return zk_reference<T, I...>{zk_start<T>(zk_at)};                                         \
   }                                                                                           \
                                                                                               \
  private:                                                                                     \
   struct zk_all {};                                                                           \
-  struct zk_from {};                                                                          \
-  template <class A>                                                                          \
-  constexpr METAL_FUNC void zk_append(int& i, A a) {                                          \
-    if constexpr (zk_vectorial<A>) {                                                          \
-      typename A::zk_vector v = a;                                                            \
-      for (int k = 0; k < zk_count<A>; ++k) zk_at[i++] = T(v[k]);                             \
-    } else {                                                                                  \
-      zk_at[i++] = T(a);                                                                      \
-    }                                                                                         \
-  }
+  struct zk_from {};
+
+// A pointer that no list in braces makes: `v.xy = {0}` is of a vector.
+template <class T>
+struct zk_start {
+  T* at;
+  explicit constexpr METAL_FUNC zk_start(T* at) : at(at) {}
+  constexpr METAL_FUNC T& operator[](int i) const { return at[i]; }
+};
 
 // An assignable swizzle; of a swizzle of it, and its components, too.
 template <class T, int... I>
 struct zk_reference {
   using zk_vector = vec<T, int(sizeof...(I))>;
-  T* zk_to;
+  zk_start<T> zk_to;
   constexpr METAL_FUNC operator zk_vector() const { return zk_vector(zk_to[I]...); }
   constexpr METAL_FUNC const zk_reference& operator=(zk_vector v) const {
     int k = 0;
     ((zk_to[I] = v[k++]), ...);
     return *this;
-  }
-  template <class S, int K>
-    requires(K < int(sizeof...(I)) && zk_converts<T, S>)
-  constexpr METAL_FUNC const zk_reference& operator=(const S (&list)[K]) const {
-    zk_vector v;
-    v = list;
-    return *this = v;
   }
   constexpr METAL_FUNC const zk_reference& operator=(const zk_reference& v) const {
     return *this = zk_vector(v);
@@ -341,6 +429,11 @@ struct packed_vec : zk_packed_components<T, N> {
   using zk_vector = vec<T, N>;
   packed_vec() = default;
   constexpr METAL_FUNC packed_vec(zk_vector v) { zk_store(v); }
+  constexpr METAL_FUNC packed_vec(std::initializer_list<T> list) { zk_store(zk_vector(list)); }
+  template <class P = zk_part<T>>
+  constexpr METAL_FUNC packed_vec(std::initializer_list<zk_same<P>> list) {
+    zk_store(zk_vector(list));
+  }
   template <class A, class... B>
   constexpr METAL_FUNC packed_vec(A a, B... b) { zk_store(zk_vector(a, b...)); }
   constexpr METAL_FUNC operator zk_vector() const {
@@ -348,15 +441,19 @@ struct packed_vec : zk_packed_components<T, N> {
     for (int i = 0; i < N; ++i) v[i] = (*this)[i];
     return v;
   }
-  constexpr METAL_FUNC T& operator[](int i) { return (&this->x)[i]; }
-  constexpr METAL_FUNC const T& operator[](int i) const { return (&this->x)[i]; }
+  constexpr METAL_FUNC T& operator[](int i) {
+    return __builtin_is_constant_evaluated() ? zk_component<N>(*this, i) : (&this->x)[i];
+  }
+  constexpr METAL_FUNC const T& operator[](int i) const {
+    return __builtin_is_constant_evaluated() ? zk_component<N>(*this, i) : (&this->x)[i];
+  }
   template <int... I>
   constexpr METAL_FUNC vec<T, int(sizeof...(I))> operator[](zk_swizzle<I...>) const {
     return vec<T, int(sizeof...(I))>((*this)[I]...);
   }
   template <int... I>
   constexpr METAL_FUNC auto operator[](zk_swizzle_ref<I...>) {
-    return zk_reference<T, I...>{&this->x};
+    return zk_reference<T, I...>{zk_start<T>(&this->x)};
   }
 
  private:
