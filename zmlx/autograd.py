@@ -30,11 +30,12 @@ from .broadcasting import (
     each_kind,
     elementwise_pattern,
     gradient_dtypes,
+    gradient_names,
     gradients_of,
     operands_of,
     unused_name,
 )
-from .codegen import Let, Operand, Output, free_names
+from .codegen import Let, Operand, Output, free_names, name_beside
 from .expr import Block, Expr
 from .expr.parse import METAL_WORDS, is_reserved
 from .pattern import Number, PatternKernel
@@ -68,8 +69,8 @@ class ExpressionFunction(BroadcastFunction):
         self._cotangents: dict[str, str] = {}
         for y, e in outputs.items():
             if not e.is_condition:
-                taken = METAL_WORDS.union(written, written.values())
-                self._cotangents[y] = unused_name(f"d{y}", taken)
+                taken = METAL_WORDS.union(written, written.values(), self._cotangents.values())
+                self._cotangents[y] = name_beside(f"d{y}", taken)
         own = {f"d{y}": c for y, c in self._cotangents.items()} | written
         renamed = {n: w for n, w in own.items() if n != w}
 
@@ -102,6 +103,7 @@ class ExpressionFunction(BroadcastFunction):
         lets = (n for block in (self._lets, self._gradient_lets) for n, _ in block.lets)
         taken = {*self._names, *self._outputs, *self._cotangents.values(), *lets}
         operands = operands_of(dict.fromkeys(self._names, "float"), kinds, taken)
+        named = gradient_names(self._names, taken)
         rule = Number(n for n, d in zip(self._names, decides, strict=True) if d)
 
         @cache
@@ -114,7 +116,7 @@ class ExpressionFunction(BroadcastFunction):
                 elementwise_pattern(
                     operands + tuple(Operand(c, each) for c in self._cotangents.values()),
                     tuple(
-                        Output(f"d_{n}", e.metal(), each)
+                        Output(named[n], e.metal(), each)
                         for n, e in zip(names, gradients, strict=True)
                     ),
                     _lets(self._gradient_lets),
@@ -232,7 +234,8 @@ def nary_from_expr(
                 f"[{name}] 'gradients' must have one expression for each of {', '.join(inputs)} "
                 f"but got {gradients!r}."
             )
-        cotangents = {"dy"} if isinstance(outputs, str) else {f"d{y}" for y in named}
+        floats = [y for y, e in parsed.items() if not block.typed(e).is_condition]
+        cotangents = {"dy" if isinstance(outputs, str) else f"d{y}" for y in floats}
         meant = [c for c in sorted(cotangents) if c in known or is_reserved(c)]
         if meant:
             raise ValueError(

@@ -16,7 +16,17 @@ import mlx.core as mx
 import numpy as np
 
 from .arguments import FLOATING, check_array, number_for
-from .codegen import Columnwise, Elementwise, Let, Operand, Output, Pass, Reduce, Rowwise
+from .codegen import (
+    Columnwise,
+    Elementwise,
+    Let,
+    Operand,
+    Output,
+    Pass,
+    Reduce,
+    Rowwise,
+    name_beside,
+)
 from .metal import scalar
 from .packed import MOST_BUFFERS
 from .pattern import DtypeRule, PatternKernel
@@ -249,6 +259,15 @@ def gradients_of(
         several = (got,) if len(which) == 1 else got
         for i, gradient in zip(which, several, strict=True):
             found[i] = reduced(gradient, primals[i], kinds[i])
+    return found
+
+
+def gradient_names(inputs: Iterable[str], others: Iterable[str]) -> dict[str, str]:
+    """What a kernel that has `others` too calls the gradients of `inputs`."""
+    found: dict[str, str] = {}
+    names = [*inputs, *others]
+    for x in inputs:
+        found[x] = name_beside(f"d_{x}", [*names, *found.values()])
     return found
 
 

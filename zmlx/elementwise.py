@@ -66,6 +66,6 @@ def expression(
     check_text(name, "text", text)
     if inputs is not None:
         names = names_in_order(name, "inputs", inputs)
-    elif not (names := expr.parse(text).names()):
+    elif not (names := expr.names_in(text)):
         raise ValueError(f"[{name}] 'text' must name at least one input but got {text!r}.")
     return nary_from_expr({unused_name("out", names): text}, names, name=name)

@@ -101,7 +101,8 @@ def _extreme(reduce: Callable[..., mx.array], x: mx.array) -> mx.array:
     at a place that depends on x, which has no gradient."""
     top = mx.stop_gradient(reduce(x, axis=-1, keepdims=True))
     equal = x == top
-    mean = mx.where(equal, x, 0).sum(axis=-1, keepdims=True) / equal.sum(axis=-1, keepdims=True)
+    share = x / equal.sum(axis=-1, keepdims=True)  # the sum of large ones would be infinite
+    mean = mx.where(equal, share, 0).sum(axis=-1, keepdims=True)
     return mx.where(mx.isinf(top), mean, mean + mx.stop_gradient(top - mean))
 
 

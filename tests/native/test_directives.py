@@ -89,3 +89,39 @@ def test_macros_join_and_take_what_remains(text: str, value: int) -> None:
     """
     source = f"uint i = thread_position_in_grid.x; int r = 0;\n{text};\nout[i] = r;"
     assert run(source, output=(1, mx.int32), header=header).tolist() == [value]
+
+
+@pytest.mark.parametrize("body, expected", [
+    ("float k = 3; out[0] = NEG(-k); out[1] = k;", [3, 3]),
+    ("int a = 1, i = 3; out[0] = SUB(a, --i); out[1] = i;", [-1, 2]),
+    ("float v = 4; thread float* p = &v; out[0] = INV(*p); out[1] = ADD(0x1E,2);", [0.25, 32]),
+    ("out[0] = BOTH(,3); out[1] = SUB(1,-2);", [3, 3]),
+])  # fmt: skip
+def test_an_argument_of_a_macro_is_no_part_of_the_tokens_beside_it(
+    body: str, expected: list[float]
+) -> None:
+    header = """
+        #define NEG(x) -x
+        #define SUB(a,b) a-b
+        #define ADD(a,b) a+b
+        #define INV(x) 1/x
+        #define BOTH(a,b) -a-b
+    """
+    assert run(body, output=(2, mx.float32), header=header).tolist() == expected
+
+
+@pytest.mark.parametrize("before", ["", "#define A\n"])
+def test_elifdef_is_refused_where_it_counts_and_where_not(before: str) -> None:
+    with pytest.raises(RuntimeError, match="#elifdef is not supported: write #elif defined"):
+        cpp(f"{before}#ifdef A\nout[0] = 1;\n#elifdef B\nout[0] = 2;\n#endif\n")
+
+
+def test_words_that_are_marks_of_the_language() -> None:
+    body = """
+        bool a = true, b = false;
+        int m = 6;
+        m and_eq 3; m or_eq 8; m xor_eq 1;
+        out[0] = (a and not b) + 2 * (a or b) + 4 * (not a or b) + (m bitand 1) + (compl 0);
+        out[1] = m not_eq 11 ? 0 : (m bitor 4) xor 1;
+    """
+    assert run(body, output=(2, mx.float32)).tolist() == [3, 14]

@@ -27,6 +27,7 @@ EXPRESSIONS = {
     "max(simd_sum(1), c ? simd_sum(100) : 0)": (1600, 32),
     "max(c ? simd_sum(100) : 0, simd_sum(1))": (1600, 32),
     "max(simd_sum(1), int(c && simd_any(i == 3)))": (32, 32),
+    "max(simd_sum(1), int(c and simd_any(i == 3)))": (32, 32),
     "plus(simd_sum(1), c ? simd_sum(100) : 0)": (1632, 32),
     "plus(simd_sum(1), c ? simd_sum(100) : simd_sum(3))": (1632, 80),
     "plus(simd_sum(1), plus(c ? simd_sum(100) : 0, simd_sum(2)))": (1696, 96),

@@ -440,3 +440,14 @@ def test_a_variable_named_like_a_function_calls_for_no_section() -> None:
 def test_text_behind_the_kernel_s_own_brace_is_refused(rest: str) -> None:
     message = refusal(f"out[0] = 1;\nif (x[0] > 1) {{ out[0] = 3; }}\n{rest}")
     assert "line 3 of the source: this '}' closes the kernel itself" in message
+
+
+@pytest.mark.parametrize("header", [
+    "int get(const device float* p) { return *p; }\n"
+    "float get(const threadgroup float* p) { return *p; }",
+    "float get(const device float* p, int n = 0) { return p[n]; }\n"
+    "float get(const threadgroup float* p, int n = 1) { return p[n]; }",
+])  # fmt: skip
+def test_overloads_by_address_space_with_other_results_or_defaults_are_refused(header: str) -> None:
+    message = refusal("threadgroup float s[2]; s[0] = s[1] = 1; out[0] = get(s);", header)
+    assert "line 2 of the header: overloads of `get` that differ in address space" in message

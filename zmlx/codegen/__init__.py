@@ -36,7 +36,7 @@ from .named import (
 )
 from .packed import Packed, PackedInto, PackedSum
 from .parts import Check, Climb, Let, Operand, Output, Pass, Reduce
-from .pattern import Pattern, free_names, taken_names
+from .pattern import Pattern, free_names, name_beside, taken_names
 from .random import BLOCK_HEADER
 from .reductions import PREFETCH_HEADER, REDUCTIONS, ROW_HEADER, Reduction
 from .rowwise import Rowwise
@@ -71,6 +71,7 @@ __all__ = [
     "elementwise_unary",
     "free_names",
     "identifiers",
+    "name_beside",
     "rowwise_map_reduce",
     "rowwise_parallel_reduction",
     "rowwise_reduction",

@@ -60,6 +60,15 @@ def free_names(names: Iterable[str]) -> dict[str, str]:
     return free
 
 
+def name_beside(stem: str, names: Iterable[str]) -> str:
+    """`stem`, with underscores behind it until a pattern can have it beside `names`."""
+    others = frozenset(names)
+    taken = taken_names(others) | others
+    while stem in taken or any(stem + suffix in others for suffix in SUFFIXES):
+        stem += "_"
+    return stem
+
+
 def _check_parts(items: Sequence[Operand] | Sequence[Output]) -> None:
     """Raises unless inputs or outputs are slices of their arrays."""
     parts: dict[str, int] = {}

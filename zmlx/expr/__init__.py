@@ -13,7 +13,7 @@ from .derive import Gradient, derivative, differential, gradient, shared
 from .evaluate import evaluate
 from .functions import ALIASES, CONSTANTS, EXPANSIONS, FUNCTIONS, Function
 from .nodes import Expr, call, literal, name
-from .parse import parse, parse_block
+from .parse import names_in, parse, parse_block
 
 __all__ = [
     "ALIASES",
@@ -31,6 +31,7 @@ __all__ = [
     "gradient",
     "literal",
     "name",
+    "names_in",
     "parse",
     "parse_block",
     "shared",

@@ -22,7 +22,7 @@ class Block:
     lets: tuple[tuple[str, Expr], ...] = ()
 
     def names(self) -> tuple[str, ...]:
-        """The free names, in order of appearance."""
+        """The free names, in the order of the lets that have them."""
         found: dict[str, None] = {}
         defined: set[str] = set()
         for name, e in self.lets:

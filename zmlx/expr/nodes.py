@@ -81,7 +81,7 @@ class Expr:
         return ordered([self])
 
     def names(self) -> tuple[str, ...]:
-        """The free names, in order of appearance."""
+        """The free names, in the order of the arguments that have them."""
         return tuple(e.text for e in self.nodes() if e.head in ("name", "condition"))
 
     def functions(self) -> tuple[str, ...]:

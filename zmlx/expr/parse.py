@@ -372,9 +372,20 @@ def parse(text: str, names: Sequence[str] | None = None) -> Expr:
 
     Raises `ValueError` with the column and the text for anything that is not an expression.
     """
+    return _read(text, names)[0]
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """The free names of an expression's text, in order of appearance."""
+    e, parser = _read(text, None)
+    free = e.names()
+    return tuple(n for n in parser.seen if n in free)
+
+
+def _read(text: str, names: Sequence[str] | None) -> tuple[Expr, _Parser]:
     parser = _Parser(text, names)
     try:
-        return _run(parser)
+        return _run(parser), parser
     except RecursionError:
         raise ValueError("[expression] the text is nested too deeply.") from None
 

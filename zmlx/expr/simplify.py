@@ -3,7 +3,9 @@
 Only what a derivative adds goes through here, never what the user wrote. Constants are folded only
 where float arithmetic is exact. Products with the constant 0 vanish, and a factor of an arm
 of a conditional whose other arm is 0 goes into that arm: `(c ? g : 0) * p` becomes `c ? g * p : 0`,
-so that an infinite `p` where `c` does not hold makes no NaN.
+so that an infinite `p` where `c` does not hold makes no NaN. For the same reason the slope of a
+softplus or a sigmoid that is written with `exp`, `a / (1 + exp(x)) * exp(x)`, becomes
+`a * sigmoid(x)`.
 
 Conditionals may lie in one another as deep as an expression is long, so no rule calls `simplified`:
 it yields the head and the arguments of a term, and is sent the term in its simplest form.
@@ -182,6 +184,13 @@ def _multiply(x: Expr, y: Expr) -> _Rule:
         return (yield from _into(y, lambda v: ("*", x, v)))
     if y.head == "/" and y.args[0] == ONE:
         return (yield "/", x, y.args[1])
+    if y.head == "exp":
+        one_more = (call("+", ONE, y), call("+", y, ONE))
+        if x.head == "/" and x.args[1] in one_more:
+            return (yield "*", x.args[0], call("sigmoid", y.args[0]))
+        if x.head == "*" and x.args[1].head == "/" and x.args[1].args[1] in one_more:
+            slope = yield "*", x.args[1].args[0], call("sigmoid", y.args[0])
+            return (yield "*", x.args[0], slope)
     return None
 
 

@@ -15,11 +15,11 @@ from ..broadcasting import (
     each_kind,
     elementwise_pattern,
     gradient_dtypes,
+    gradient_names,
     gradients_of,
     operands_of,
-    unused_name,
 )
-from ..codegen import Let, Operand, Output
+from ..codegen import Let, Operand, Output, name_beside
 from ..pattern import DtypeRule, PatternKernel
 from ..transforms import Arrays, Reference
 from . import emit
@@ -46,8 +46,11 @@ class Launch(BroadcastFunction):
         names = list(function.inputs)
         floats = [n for n, t in function.inputs.items() if t == "float"]
         float_outputs = [y for y, t in function.outputs.items() if t == "float"]
-        cotangents_of = {y: unused_name(f"d{y}", function.inputs) for y in float_outputs}
+        cotangents_of: dict[str, str] = {}
+        for y in float_outputs:
+            cotangents_of[y] = name_beside(f"d{y}", [*names, *cotangents_of.values()])
         taken = {*names, *function.outputs, *cotangents_of.values()}
+        named = gradient_names(names, taken)
         operands = operands_of(function.inputs, kinds, taken)
         deciding = [n for n, d in zip(names, decides, strict=True) if d and n in floats]
         rule: DtypeRule = tuple(deciding) if deciding else mx.float32
@@ -72,7 +75,7 @@ class Launch(BroadcastFunction):
                     operands + tuple(Operand(c, each) for c in cotangents_of.values()),
                     tuple(
                         Output(
-                            f"d_{x}",
+                            named[x],
                             " + ".join(
                                 f"{c} * {fields[f'{y}_d_{x}']}" for y, c in cotangents_of.items()
                             ),

@@ -222,8 +222,8 @@ def _forward_text(grouping: Grouping) -> str:
             ("off", "squares"),
             (
                 "const float more = off_sum / count;",
-                "const float square = min(more * more, FLT_MAX);",
-                "const float scale = rsqrt(squares_sum / count - square + float(eps));",
+                "const float variance = squares_sum / count - min(more * more, FLT_MAX);",
+                "const float scale = rsqrt((variance < 0.0f ? 0.0f : variance) + float(eps));",
                 "if (first_group + g < groups) {",
                 "    mean[place + g] = mean_of[g * RUN];",
                 "    rest[place + g] = more;",

@@ -90,7 +90,8 @@ def _forward_text(grouping: Grouping) -> str:
         + _sum("squares")
         + """\
     const float more = off / count;
-    const float scale = rsqrt(squares / count - min(more * more, FLT_MAX) + float(eps));
+    const float variance = squares / count - min(more * more, FLT_MAX);
+    const float scale = rsqrt((variance < 0.0f ? 0.0f : variance) + float(eps));
 """
         + _WALK
         + f"""\

@@ -69,7 +69,8 @@ STATISTICS = {
     "rms": _SCALED,
     # Two passes; the second also finds by how much the mean of the first is off (Chan, Golub &
     # LeVeque 1983), so that a mean far larger than the deviation costs no digits. Where its square
-    # overflows, the squares do, too, and their difference must be infinite, not NaN.
+    # overflows, the squares do, too, and their difference must be infinite, not NaN; that of equal
+    # elements, which rounding makes, must not be below 0.
     "layer": Statistics(
         names=("mean", "rest", "rstd"),
         passes=(
@@ -81,7 +82,8 @@ STATISTICS = {
                 ),
                 (
                     Let("rest", "off / D"),
-                    Let("rstd", "rsqrt(squares / D - min(rest * rest, 3.4028234e38f) + eps)"),
+                    Let("variance", "squares / D - min(rest * rest, 3.4028234e38f)"),
+                    Let("rstd", "rsqrt((variance < 0.0f ? 0.0f : variance) + eps)"),
                 ),
             ),
         ),
@@ -105,7 +107,7 @@ STATISTICS = {
         ),
         normed="h * rstd",
         sums=(_ALONG,),
-        means=(Let("slope", "rstd * eps < 1.0f ? along + drstd * rstd : 0.0f"),),
+        means=(Let("slope", "rstd < rsqrt(eps * eps) ? along + drstd * rstd : 0.0f"),),
         dh="rstd * (g - normed * slope)",
         eps_backward=True,
     ),

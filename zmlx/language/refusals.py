@@ -159,8 +159,8 @@ REFUSALS = {
     ),
     "overloads with different bodies by address space": Refusal(
         "float f(device float* a) { return *a; }\nfloat f(threadgroup float* a) { return -*a; }",
-        "overloads of `f` that differ in address space and in their bodies are not "
-        "supported: give them different names",
+        "overloads of `f` that differ in address space and in their bodies, results or defaults "
+        "are not supported: give them different names",
         line=2,
         header=True,
     ),
@@ -168,8 +168,8 @@ REFUSALS = {
         "template <typename T> struct S {};\n"
         "template <typename T> struct S<device T*> { enum { id = 1 }; };\n"
         "template <typename T> struct S<threadgroup T*> { enum { id = 2 }; };",
-        "specialisations of `S` that differ in address space and in their bodies are not "
-        "supported: give them one body",
+        "specialisations of `S` that differ in address space and in their bases or bodies are "
+        "not supported: give them one body",
         line=3,
         header=True,
     ),

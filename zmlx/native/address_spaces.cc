@@ -271,6 +271,18 @@ class Canonical {
 
   std::string body() const { return text(rest(), function_.end); }
 
+  // What stands around the types: the result, bases of a class, and what parameters are by default.
+  std::string others() const {
+    std::string result;
+    for (size_t i = function_.head; i < function_.open; ++i) {
+      size_t list = unit_.outline.angle_end(i);
+      if (list != Outline::none) i = list;
+      else result += text(i, i + 1);
+    }
+    for (auto& item : parameters_) result += text(value_begin(item), item.second) + ",";
+    return result;
+  }
+
  private:
   // Past the parameters and the qualifiers of the object.
   size_t rest() const {
@@ -379,11 +391,12 @@ void merge_overloads(Unit& unit) {
     Canonical declaration(unit, function);
     auto [entry, fresh] = first.try_emplace(declaration.types(), &function);
     if (fresh) continue;
-    if (declaration.body() != Canonical(unit, *entry->second).body()) {
+    Canonical other(unit, *entry->second);
+    if (declaration.body() != other.body() || declaration.others() != other.others()) {
       unit.place.refuse(
           unit.tokens[function.head].line,
-          "overloads of `" + function.name + "` that differ in address space and in their bodies "
-          "are not supported: give them different names");
+          "overloads of `" + function.name + "` that differ in address space and in their bodies, "
+          "results or defaults are not supported: give them different names");
     }
     remove(unit.tokens, function.head, function.end);
   }
@@ -408,11 +421,12 @@ void merge_specialisations(Unit& unit) {
     Canonical declaration(unit, type);
     auto [entry, fresh] = first.try_emplace(declaration.types(), type);
     if (fresh) continue;
-    if (declaration.body() != Canonical(unit, entry->second).body()) {
+    Canonical other(unit, entry->second);
+    if (declaration.body() != other.body() || declaration.others() != other.others()) {
       unit.place.refuse(tokens[i].line,
                         "specialisations of `" + tokens[i + 1].text +
-                            "` that differ in address space and in their bodies are not supported: "
-                            "give them one body");
+                            "` that differ in address space and in their bases or bodies are not "
+                            "supported: give them one body");
     }
     remove(tokens, type.head, type.end);
   }

@@ -66,17 +66,7 @@ bool read_character(const std::string& text, Integer* value) {
 class Condition {
  public:
   Condition(Tokens tokens, const Place& place, int line)
-      : tokens_(std::move(tokens)), place_(place), line_(line) {
-    static const std::map<std::string, std::string> alternatives = {
-        {"not", "!"}, {"and", "&&"}, {"or", "||"}, {"xor", "^"},
-        {"bitand", "&"}, {"bitor", "|"}, {"compl", "~"}, {"not_eq", "!="}};
-    for (auto& token : tokens_) {
-      auto found = alternatives.find(token.text);
-      if (found == alternatives.end()) continue;
-      token.kind = Token::mark;
-      token.text = found->second;
-    }
-  }
+      : tokens_(std::move(tokens)), place_(place), line_(line) {}
 
   bool value() {
     Integer result = ternary();

@@ -61,8 +61,7 @@ void Bodies::find_declaration(size_t i) {
   auto& next = tokens_[i + 1];
   bool typed = previous.kind == Token::word &&
                !one_of(previous, {"return", "else", "do", "case", "goto", "sizeof", "struct",
-                                  "class", "enum", "union", "typename", "using", "namespace",
-                                  "and", "or", "not", "xor", "bitand", "bitor", "compl"});
+                                  "class", "enum", "union", "typename", "using", "namespace"});
   bool refers = one_of(previous, {"*", "&", "&&"}) && tokens_[i - 2].kind == Token::word;
   bool declares = (typed && one_of(next, {"=", ";", "[", "{", "(", ","})) ||
                   (refers && next.is("=") && !tokens_[i - 2].is("return"));

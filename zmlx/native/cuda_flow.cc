@@ -222,7 +222,7 @@ class Analysis {
   void expression(Body& body, size_t begin, size_t end, Flow flow) {
     for (size_t i = begin; i < end; ++i) {
       auto& token = tokens_[i];
-      if (one_of(token, {"?", "&&", "||", "and", "or"})) {
+      if (one_of(token, {"?", "&&", "||"})) {
         flow.control = std::max(flow.control, level(body, begin, i));
       } else if (assigns(token)) {
         size_t stop = right_side(i, end);

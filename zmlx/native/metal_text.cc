@@ -19,7 +19,7 @@ const mx::Device gpu{mx::Device::gpu, 0};
 // With several outputs, a use of <input>_shape and no thread attribute, MLX (to 0.32.4 at least)
 // closes the parameter list before each of the last outputs. Only the last parameter may do so.
 std::string mend_signature(std::string text, size_t parameters) {
-  size_t at = text.find("[[kernel]] void ");
+  size_t at = text.rfind("[[kernel]] void ");  // behind those of the header
   for (size_t i = 0; at != std::string::npos && i + 1 < parameters; ++i) {
     at = text.find("[[buffer(", at);
     if (at == std::string::npos) break;

@@ -136,7 +136,7 @@ const Function* recursive(const Unit& unit, const std::set<std::string>& library
       bool member = previous.is_any({".", "->", "::"});
       // `float total(a);` may declare a variable.
       bool declares = previous.kind == Token::word &&
-                      !previous.is_any({"return", "else", "do", "case", "and", "or", "not"});
+                      !previous.is_any({"return", "else", "do", "case"});
       if (found != single.end() && found->second && !member && !declares &&
           unit.tokens[i + 1].is("(")) {
         calls[name].insert(found->first);

@@ -2,6 +2,7 @@
 // threadgroup array, a qualifier, a loop) must be seen by the passes as if it stood in the text.
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "tokens.h"
 
@@ -129,6 +130,9 @@ class Preprocessor {
       if (now && name != "if") now = !rest.empty() && known(rest[0].text) == (name == "ifdef");
       branches_.push_back({now, now, outer, line});
       return true;
+    }
+    if (name == "elifdef" || name == "elifndef") {
+      place_.refuse(line, "#" + name + " is not supported: write #elif defined(…)");
     }
     if (name != "elif" && name != "else" && name != "endif") return false;
     if (branches_.empty()) place_.refuse(line, "#" + name + " without #if");
@@ -314,8 +318,10 @@ class Preprocessor {
       return found == names.end() ? nullptr : &arguments[found - names.begin()];
     };
     Tokens out;
+    bool apart = false;  // what follows is no part of the token before it
     for (size_t i = 0; i < macro.body.size(); ++i) {
-      const Token& token = macro.body[i];
+      Token token = macro.body[i];
+      if (std::exchange(apart, false)) token.column = std::max(token.column, 1);
       bool pastes = i + 1 < macro.body.size() && macro.body[i + 1].is("##");
       if (token.is("#") && macro.function && i + 1 < macro.body.size()) {
         if (auto* argument = parameter(macro.body[i + 1])) {
@@ -337,7 +343,9 @@ class Preprocessor {
       }
       Tokens value = pastes ? *argument : expand(*argument);
       if (value.empty() && pastes) value.push_back(nothing(token));
-      if (!value.empty()) value[0].column = std::max(value[0].column, token.column);
+      // `-x` of `-k` is no `--k`, and `x+1` of `0xE` no number.
+      if (!value.empty()) value[0].column = std::max({value[0].column, token.column, 1});
+      apart = true;
       out.insert(out.end(), value.begin(), value.end());
     }
     auto is_nothing = [](const Token& token) { return token.text.empty(); };

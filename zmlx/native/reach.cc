@@ -38,7 +38,7 @@ namespace {
 // Words that a bracket follows without being called.
 bool precedes_bracket(const Token& token) {
   return token.is_any({"if", "for", "while", "switch", "constexpr", "sizeof", "alignof", "alignas",
-                       "decltype", "noexcept", "operator", "void", "and", "or", "not", "_Pragma",
+                       "decltype", "noexcept", "operator", "void", "_Pragma",
                        "__attribute__"});
 }
 

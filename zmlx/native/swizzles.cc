@@ -67,7 +67,7 @@ bool follows_operand(const Unit& unit, size_t i) {
   if (before.is_any({")", "]"})) return true;
   if (before.is(">")) return partner != Outline::none;
   bool keyword = before.is_any({"return", "case", "else", "do", "if", "while", "for", "switch", "sizeof",
-                                "alignof", "and", "or", "not"});
+                                "alignof"});
   return before.kind == Token::word && !keyword;
 }
 

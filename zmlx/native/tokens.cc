@@ -4,6 +4,7 @@
 #include <cctype>
 #include <stdexcept>
 #include <string_view>
+#include <utility>
 
 namespace zmlx {
 namespace {
@@ -11,6 +12,12 @@ namespace {
 bool starts_word(char c) { return std::isalpha((unsigned char)c) || c == '_' || c == '$'; }
 bool in_word(char c) { return std::isalnum((unsigned char)c) || c == '_' || c == '$'; }
 bool digit(char c) { return c >= '0' && c <= '9'; }
+
+// Marks that C++ also spells as words.
+constexpr std::pair<std::string_view, std::string_view> spelled_marks[] = {
+    {"and", "&&"},    {"or", "||"},    {"not", "!"},    {"xor", "^"},
+    {"bitand", "&"},  {"bitor", "|"},  {"compl", "~"},  {"not_eq", "!="},
+    {"and_eq", "&="}, {"or_eq", "|="}, {"xor_eq", "^="}};
 
 // Longest first. `>>` is left out: it closes two template lists as often as it shifts, and two
 // adjacent tokens print as it does.
@@ -32,6 +39,7 @@ class Lexer {
       token.column = column_;
       token.line = line_;
       token.text = text_.substr(begin, at_ - begin);
+      if (kind == Token::word) replace_word(token);
       fresh_line_ = false;
       line_ += (int)std::count(token.text.begin(), token.text.end(), '\n');
       tokens_.push_back(std::move(token));
@@ -42,6 +50,14 @@ class Lexer {
  private:
   char peek(size_t ahead = 0) const {
     return at_ + ahead < text_.size() ? text_[at_ + ahead] : '\0';
+  }
+
+  static void replace_word(Token& token) {
+    for (auto& [word, mark] : spelled_marks) {
+      if (token.text != word) continue;
+      token.kind = Token::mark;
+      token.text = mark;
+    }
   }
 
   void newline() {

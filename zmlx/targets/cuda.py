@@ -195,7 +195,7 @@ def _cubin(spec: KernelSpec, text: str, arch: str, flags: tuple[str, ...]) -> by
         raise RuntimeError(explain(spec, str(error))) from None
     _check_memory(spec, program.log)
     _statistics.compiles += 1
-    cache.write(path, program.image)
+    cache.keep(path, program.image)
     return program.image
 
 
