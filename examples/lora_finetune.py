@@ -69,7 +69,7 @@ def main():
     tokens = encode(arguments.text.read_text())
     data = [(tokens[i : i + 64], 0) for i in range(0, len(tokens) - 64, 64)]
     if len(data) < 4:
-        print(f"[lora] '--text' must have at least 320 tokens but got {len(tokens)}.")
+        print(f"[lora] '--text' must have at least 257 tokens but got {len(tokens)}.")
         return 2
     np.random.seed(0)  # the order of the batches
     report = Losses()

@@ -16,6 +16,7 @@ from zmlx import registry
 from zmlx.bench import (
     bars,
     compare,
+    environment,
     overhead,
     page,
     plot,
@@ -420,3 +421,11 @@ def test_a_page_is_printed_alone(others, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "[bench] '--page' must be given alone." in done.stderr
+
+
+def test_the_environment_names_the_compiler_that_is_used(monkeypatch, tmp_path):
+    compiler = tmp_path / "other"
+    compiler.write_text("#!/bin/sh\necho other 1.0\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("ZMLX_CXX", str(compiler))
+    assert environment.environment(2, 0, "none")["compiler"] == "other 1.0"

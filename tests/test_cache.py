@@ -324,10 +324,10 @@ def test_without_a_compiler_the_core_names_the_remedy(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("ZMLX_CXX", raising=False)
     with pytest.raises(RuntimeError, match=r"apt install g\+\+"):
-        native._compiler()
+        native.compiler_path()
     monkeypatch.setenv("ZMLX_CXX", "no-such-compiler")
     with pytest.raises(RuntimeError, match="ZMLX_CXX must name a C\\+\\+ compiler"):
-        native._compiler()
+        native.compiler_path()
 
 
 def test_a_compile_error_shows_the_users_line(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ LAYERS = (
     "tiles", "native", "blas", "targets", "transforms", "interpret", "checks", "requests", "metal",
     "pattern", "body", "packed", "broadcasting", "autograd", "elementwise", "rowwise",
     "jit_compiler", "registry", "kernels", "testing", "strict", "language", "claims", "interop",
-    "choice", "stand_in", "nn", "optimizers", "patching", "fuser", "chart", "bench", "demo", "cli",
+    "choice", "stand_in", "nn", "optimizers", "patching", "chart", "bench", "demo", "cli",
     "__main__",
 )  # fmt: skip
 

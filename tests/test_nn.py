@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import math
 import subprocess
 import sys
 import time
@@ -297,6 +298,14 @@ def test_cross_entropy_is_mlxs(options):
     soft = mx.softmax(mx.random.normal((3, 11)))
     expected = mnn.losses.cross_entropy(logits, soft, **options)
     assert mx.allclose(nn.losses.cross_entropy(logits, soft, **options), expected).item()
+
+
+def test_a_mean_of_many_losses_in_half_precision_keeps_its_digits():
+    logits, targets = mx.zeros((8192, 10), mx.bfloat16), mx.zeros((8192,), mx.int32)
+    for reduction, expected in (("mean", math.log(10)), ("sum", 8192 * math.log(10))):
+        loss = nn.losses.cross_entropy(logits, targets, reduction=reduction)
+        assert loss.dtype == mx.bfloat16
+        assert abs(loss.item() / expected - 1) < 2**-8
 
 
 def test_cross_entropy_over_another_axis_and_wrong_options():

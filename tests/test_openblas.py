@@ -76,7 +76,7 @@ except ImportError as error:
     print(error, blas.is_openblas_used())
 """
     assert run(code) == (
-        '[use_openblas] OpenBLAS is not installed: pip install "zmlx-kernels[cpu]" False'
+        "[use_openblas] OpenBLAS is not installed: pip install scipy-openblas32 False"
     )
 
 

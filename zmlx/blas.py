@@ -1,9 +1,9 @@
 """MLX's matrix products on OpenBLAS.
 
-MLX's Linux wheel runs them on the reference BLAS, about 30 times slower. `use_openblas()` sends
-them, in this process, to the OpenBLAS of the `scipy-openblas32` wheel, which comes with
-`pip install "zmlx-kernels[cpu]"`: float32, float64 and complex64, and the half-precision products
-that MLX computes in float32. It may be called at any time, also after earlier products.
+MLX's Linux wheel runs them on the reference BLAS, many times slower. `use_openblas()` sends them,
+in this process, to the OpenBLAS of the wheel `scipy-openblas32`, which the extra `cpu` installs:
+float32, float64 and complex64, and the half-precision products that MLX computes in float32. It may
+be called at any time, also after earlier products.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def openblas_path() -> Path:
         import scipy_openblas32  # type: ignore[import-untyped]
     except ImportError:
         raise ImportError(
-            '[use_openblas] OpenBLAS is not installed: pip install "zmlx-kernels[cpu]"'
+            "[use_openblas] OpenBLAS is not installed: pip install scipy-openblas32"
         ) from None
     return Path(scipy_openblas32.get_lib_dir(), scipy_openblas32.get_library(fullname=True))
 

@@ -19,7 +19,7 @@ core = native.load()
 #: Whether the compiler says both values of a comparison that does not hold; g++ does from 12 on.
 SAYS_VALUES = not re.search(
     r"^(?:g\+\+|c\+\+)\S* .* 11\.",
-    subprocess.run([native._compiler(), "--version"], capture_output=True, text=True).stdout,
+    subprocess.run([native.compiler_path(), "--version"], capture_output=True, text=True).stdout,
 )
 _serial = itertools.count()
 

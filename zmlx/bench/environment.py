@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
 import subprocess
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from .. import launch
+from .. import launch, native
 from ..version import __version__
 from .memory import CACHE_LIMIT
 
-_DISTRIBUTIONS = ("mlx", "mlx-cpu", "numpy", "torch", "scipy-openblas32")
+_DISTRIBUTIONS = ("mlx", "mlx-cpu", "mlx-lm", "numpy", "torch", "scipy-openblas32")
 
 
 def environment(threads: int, cache: int, blas: str) -> dict[str, Any]:
@@ -60,8 +59,9 @@ def _huge_pages() -> str:
 
 
 def _compiler() -> str:
-    path = next((p for c in ("g++", "c++", "clang++") if (p := shutil.which(c))), None)
-    if path is None:
+    try:
+        path = native.compiler_path()
+    except RuntimeError:
         return "none"
     output = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
     return (output.stdout.splitlines() or ["unknown"])[0]

@@ -129,7 +129,7 @@ def _compiler() -> str:
     from zmlx import native
 
     try:
-        path = native._compiler()
+        path = native.compiler_path()
     except (ImportError, RuntimeError) as error:
         return str(error)
     output = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout

@@ -26,7 +26,7 @@ SECONDS = 0.4
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
-    parser.add_argument("ops", nargs="*", metavar="OP", help="default: all that layers choose")
+    parser.add_argument("ops", nargs="*", metavar="OP", help="default: all that can be timed so")
     parser.add_argument("--dtype", action="append", choices=DTYPES, help="default: all three")
     parser.add_argument(
         "--dry-run", action="store_true", help="print the measurements and write nothing"

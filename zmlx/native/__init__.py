@@ -121,7 +121,7 @@ def _installed_mlx() -> _MLX:
     return _MLX(version, root / "include", library)
 
 
-def _compiler() -> str:
+def compiler_path() -> str:
     """As `find_compiler` of compile.cc, which compiles the kernels."""
     chosen = os.environ.get("ZMLX_CXX")
     if chosen:
@@ -156,7 +156,7 @@ def _key(mlx: _MLX, compiler: str) -> str:
 
 
 def _built(mlx: _MLX) -> Path:
-    compiler = _compiler()
+    compiler = compiler_path()
     folder = cache.directory("core")
     path = folder / f"core-{mlx.version}-{_key(mlx, compiler)}.so"
     if cache.read(path) is None:

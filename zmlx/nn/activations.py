@@ -16,7 +16,6 @@ from .choosing import Choosing
 FUNCTIONS: dict[str, Callable[..., mx.array]] = {
     **F.activations,
     "glu": F.glu,
-    "hard_tanh": F.hard_tanh,
     "softmax": F.softmax,
 }
 
@@ -53,7 +52,7 @@ def _layer(name: str, function: str, attributes: tuple[str, ...]) -> type[mnn.Mo
         "__call__": call,
         "__doc__": base.__doc__,
         "__module__": __name__,
-        "op": {"hard_tanh": "hardtanh"}.get(function) or F.ACTIVATIONS.get(function, function),
+        "op": F.ACTIVATIONS.get(function, function),
     }
     return type(name, (Choosing, base), fields)
 

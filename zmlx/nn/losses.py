@@ -37,9 +37,9 @@ def cross_entropy(
         reduction (str, optional): ``'none'`` | ``'mean'`` | ``'sum'``. Default: ``'none'``.
 
     Returns:
-        array: The loss in the dtype of the logits; zmlx's kernel reduces in float32. It runs for
-        class indices; with probabilities MLX's function does. A target out
-        of range gives NaN, and on the CPU raises at evaluation.
+        array: The loss in the dtype of the logits. zmlx's kernel, which runs for class indices,
+        reduces in float32, without weights over the rows, too; with probabilities MLX's function
+        runs. A target out of range gives NaN, and on the CPU raises at evaluation.
     """
     classes = axis % logits.ndim if -logits.ndim <= axis < logits.ndim else -1
     plain = (
@@ -49,17 +49,20 @@ def cross_entropy(
     )
     if classes < 0 or not plain or not use_kernel("cross_entropy", logits):
         return mnn.losses.cross_entropy(logits, targets, weights, axis, label_smoothing, reduction)
+    if reduction not in get_args(Reduction):
+        raise ValueError(f"Invalid reduction. Must be one of {get_args(Reduction)}.")
+    whole = reduction if weights is None else "none"
     loss = kernels.cross_entropy(
-        logits, targets, axis=classes, label_smoothing=label_smoothing, reduction="none"
+        logits, targets, axis=classes, label_smoothing=label_smoothing, reduction=whole
     )
-    if weights is not None:
-        if weights.shape != loss.shape:
-            raise ValueError(
-                f"Weights with shape {weights.shape} is not the same as "
-                f"output loss with shape {loss.shape}."
-            )
-        loss = loss * weights
-    return mnn.losses._reduce(loss, reduction)  # type: ignore[no-any-return]
+    if weights is None:
+        return loss  # type: ignore[no-any-return]
+    if weights.shape != loss.shape:
+        raise ValueError(
+            f"Weights with shape {weights.shape} is not the same as "
+            f"output loss with shape {loss.shape}."
+        )
+    return mnn.losses._reduce(loss * weights, reduction)  # type: ignore[no-any-return]
 
 
 def linear_cross_entropy(
@@ -84,7 +87,7 @@ def linear_cross_entropy(
     Returns:
         array: The loss in the dtype of the logits, which zmlx's kernel never holds.
     """
-    if reduction not in ("none", "mean", "sum"):
+    if reduction not in get_args(Reduction):
         raise ValueError(f"Invalid reduction. Must be one of {get_args(Reduction)}.")
     if targets.dtype in _INDICES and use_kernel("linear_cross_entropy", x):
         return kernels.linear_cross_entropy(  # type: ignore[no-any-return]

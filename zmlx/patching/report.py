@@ -36,6 +36,7 @@ class Report:
         replaced: the patched modules; `new` is False for those that were patched before.
         skipped: candidates that were left alone, each with the reason.
         dropped: kinds that `smart_patch` took out again: (kind, times as fast as unpatched).
+        kept: kinds that it timed and left in, likewise.
     """
 
     mode: str
