@@ -438,6 +438,20 @@ def test_run_runs_a_module_and_finds_what_lies_beside_a_script(tmp_path):
     assert run("-m", "script", cwd=tmp_path).stdout == "42\n"
 
 
+def test_the_packages_of_a_module_run_as_it_does(tmp_path):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "module.py").write_text("print(42)\n")
+    first = package / "__init__.py"
+    first.write_text("import mlx.core as mx\nassert mx.metal.is_available()\n")
+    done = run("-m", "package.module", cwd=tmp_path)
+    assert done.stdout == "42\n", done.stderr
+    first.write_text("import nothing_here\n")
+    done = run("-m", "package.module", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.endswith("ModuleNotFoundError: No module named 'nothing_here'\n")
+
+
 def test_run_without_the_file_says_so(tmp_path):
     done = run(str(tmp_path / "nothing.py"))
     assert done.returncode == 2

@@ -30,11 +30,12 @@ def run(arguments: argparse.Namespace) -> int:
     sys.argv = [arguments.script, *arguments.arguments]
     # As `python SCRIPT` and `python -m MODULE` do.
     sys.path[0] = "" if arguments.module else str(Path(arguments.script).resolve().parent)
+    # For good: threads and exit handlers of the script run after its last line. Before a module is
+    # looked for, which imports the packages that it lies in.
+    zmlx.install(claim_metal=True)
     if arguments.module and not _is_module(arguments.script):
         print(f"[run] no module is called {arguments.script!r}.", file=sys.stderr)
         return 2
-    # For good: threads and exit handlers of the script run after its last line.
-    zmlx.install(claim_metal=True)
     if arguments.module:
         runpy.run_module(arguments.script, run_name="__main__", alter_sys=True)
     else:
@@ -43,10 +44,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _is_module(name: str) -> bool:
+    """Whether there is such a module. What its packages raise goes on to the caller."""
     for parent in itertools.accumulate(name.split("."), "{}.{}".format):
         try:
-            if importlib.util.find_spec(parent) is None:
+            if not parent or importlib.util.find_spec(parent) is None:
                 return False
-        except (ModuleNotFoundError, ValueError):
+        except ModuleNotFoundError as error:
+            if error.name != parent:
+                raise
             return False
     return True
