@@ -71,6 +71,17 @@ def test_rows_that_have_not_equal_parts_are_refused(shape):
         kernel(mx.zeros(shape))
 
 
+@pytest.mark.parametrize("keep, kind", [(("x",), "row"), ((), "column")])
+def test_rows_that_are_too_long_to_be_kept_or_summed_are_refused(keep, kind):
+    """An array of them would overflow the stack."""
+    pattern = Rowwise((Operand("x"),), (Output("y", "x", kind),), keep=keep)
+    kernel = PatternKernel("held", pattern, (mx.float32,))
+    message = r"^\[held\] rows must have at most 32768 elements .* but got 32769\.$"
+    assert kernel(mx.ones((2, 32768))).shape[-1] == 32768
+    with pytest.raises(ValueError, match=message):
+        kernel(mx.ones((2, 32769)))
+
+
 def test_a_kernel_remembers_some_launches(monkeypatch):
     monkeypatch.setattr(launch, "SHAPES_KEPT", 3)
     kernel = PatternKernel("double", elementwise_unary("x + x"), (("x",),))

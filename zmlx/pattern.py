@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from . import checks, launch, metal
 from .arguments import Argument, check, check_array, number_for, python_number
-from .codegen import Columnwise, Elementwise, Fold, Scan
+from .codegen import Columnwise, Elementwise, Fold, Rowwise, Scan
 from .interpret import Pattern, evaluate
 from .targets import cpu
 from .transforms import Reference, Rule
@@ -275,6 +275,11 @@ class PatternKernel:
                 f"[{self.name}] rows and row length must be below 2^32 but got {rows} and {d}."
             )
         self._size((*lead, d))
+        if isinstance(pattern, Rowwise) and pattern.capped and d > launch.LONGEST_KEPT_ROW:
+            raise ValueError(
+                f"[{self.name}] rows must have at most {launch.LONGEST_KEPT_ROW} elements where "
+                f"they are kept or summed but got {d}."
+            )
         constants = [_constant(rows, mx.uint32), _constant(d, mx.uint32)]
         chunks = 1
         if isinstance(pattern, Columnwise):

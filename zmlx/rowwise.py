@@ -16,6 +16,8 @@ own backward is a few lines in `zmlx.kernels`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 import mlx.core as mx
 
@@ -91,7 +93,8 @@ def map_reduce(
         inputs: names, all of shape (*, D), or names to kinds: "row" (*, D), "column" (D,),
             "per_row" (*), "scalar" (). The kernel takes arrays in this order.
         lets: shared parts, as `t = x * w; rstd = rsqrt(total / D)`.
-        keep: inputs or lets to hold in registers between walks (rows of up to 32768 elements).
+        keep: inputs or lets to hold in registers between walks; those of rows of more than 32768
+            elements are computed again.
         name: prefix of the kernel's name.
     """
     check_identifier("rowwise", "name", name)
@@ -156,26 +159,28 @@ def map_reduce(
     if index in used:
         element_lets = (Let(index, "j"), *element_lets)
     called = [e.metal() for e in every] + [f"zmlx_{_OPS[op]}" for op in ops.values()]
-    return PatternKernel(
-        name,
-        Rowwise(
-            tuple(Operand(n, kind) for n, kind in kinds.items()),
-            tuple(
-                Output(n, e.metal(), "row" if of_element & set(e.names()) else "per_row")
-                for n, e in results.items()
-            ),
-            passes,
-            element_lets,
-            tuple(written[n] for n in keep),
-            before,
-        ),
+    pattern = Rowwise(
+        tuple(Operand(n, kind) for n, kind in kinds.items()),
         tuple(
+            Output(n, e.metal(), "row" if of_element & set(e.names()) else "per_row")
+            for n, e in results.items()
+        ),
+        passes,
+        element_lets,
+        tuple(written[n] for n in keep),
+        before,
+    )
+    make = partial(
+        PatternKernel,
+        dtypes=tuple(
             mx.bool_ if e.is_condition else Number(n for n, k in kinds.items() if k != "scalar")
             for e in results.values()
         ),
         arguments=arguments,
         header=msl.header_for("\n".join(called)),
     )
+    long = make(f"{name}/long", replace(pattern, keep=())) if keep else None
+    return make(name, pattern, long=long)
 
 
 def _parse_lets(text: str, known: tuple[str, ...]) -> dict[str, expr.Expr]:

@@ -15,6 +15,7 @@ const Dtype = arrays.Dtype;
 const Error = errors.Error;
 const PatternKernel = @import("pattern_kernel.zig").PatternKernel;
 const Prepared = prepared.Prepared;
+const longest_kept_row = @import("tables.zig").tables.launch.longest_kept_row;
 
 /// As many as Python keeps.
 const constants_kept = 4096;
@@ -190,6 +191,12 @@ pub const Context = struct {
             },
             .rowwise, .columnwise => {
                 _ = try elementCount(op, lead, d);
+                const capped = pattern == .rowwise and pattern.rowwise.isCapped();
+                if (capped and d > longest_kept_row) return errors.invalid(
+                    "[{s}] rows must have at most {d} elements where they are kept or summed but " ++
+                        "got {d}.",
+                    .{ op, longest_kept_row, d },
+                );
                 launch_inputs.appendAssumeCapacity(try context.constant(rows, &rest));
                 launch_inputs.appendAssumeCapacity(try context.constant(d, &rest));
                 chunked = pattern == .columnwise or pattern.rowwise.hasColumns();
@@ -200,7 +207,7 @@ pub const Context = struct {
                     break :g geometry.columnwise(context.kind, chosen.count, d);
                 }
                 if (chunked) break :g geometry.rowwiseChunks(context.kind, chosen.count, d, least);
-                break :g geometry.rowwise(context.kind, rows, d, pattern.rowwise.isCapped(), least);
+                break :g geometry.rowwise(context.kind, rows, d, capped, least);
             },
         };
 

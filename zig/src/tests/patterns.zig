@@ -304,6 +304,30 @@ test "sizes that do not fit in 32 bits are refused" {
     );
 }
 
+test "rows that are too long to be kept or summed are refused" {
+    var context: zmlx.Context = .init(gpa, testing.io);
+    defer context.deinit();
+    const x = try Array.zeros(.float32, &.{ 1, 32769 });
+    defer x.deinit();
+    var kept = rowwise(&.{.{ .name = "y", .expr = "e / total" }});
+    kept.pattern.rowwise.lets = &.{.{ .name = "e", .expr = "x + 1.0f" }};
+    kept.pattern.rowwise.passes = &.{.{
+        .reductions = &.{.{ .name = "total", .op = "sum", .expr = "e" }},
+    }};
+    const computed = try context.one(&kept, &.{x});
+    computed.deinit();
+    kept.pattern.rowwise.keep = &.{"e"};
+    const summed = rowwise(&.{.{ .name = "y", .expr = "x", .kind = .column }});
+    for ([_]*const zmlx.PatternKernel{ &kept, &summed }) |kernel| {
+        try testing.expectError(error.InvalidArgument, context.one(kernel, &.{x}));
+        try testing.expectEqualStrings(
+            "[case] rows must have at most 32768 elements where they are kept or summed but got " ++
+                "32769.",
+            zmlx.lastError(),
+        );
+    }
+}
+
 test "an empty expression is refused with Python's text" {
     var context: zmlx.Context = .init(gpa, testing.io);
     defer context.deinit();
