@@ -24,6 +24,7 @@ from zmlx.expr import (
     name,
     parse,
 )
+from zmlx.expr.simplify import simplified
 
 #: MLX has float64 on the CPU alone.
 pytestmark = pytest.mark.on_cpu
@@ -128,6 +129,42 @@ def test_an_arm_not_taken_makes_no_nan(text):
     assert value(e.derivative("x"), x=0.0) == 0
     lets, (dx,) = gradient([e], ["x"], ["g"])
     assert value(lets.inline(dx), x=0.0, g=3.0) == 0
+
+
+def _s(x):
+    return 1 / (1 + np.exp(-x))
+
+
+#: Texts that write a sigmoid with exp, and their slopes.
+SIGMOIDS = {
+    "1 / (1 + exp(-x))": lambda x: _s(x) * _s(-x),
+    "1 / (exp(-x) + 1)": lambda x: _s(x) * _s(-x),
+    "x / (1 + exp(-x))": lambda x: _s(x) * (1 + x * _s(-x)),
+    "log(1 + exp(x))": _s,
+    "log1p(exp(x))": _s,
+    "x * tanh(log1p(exp(x)))": lambda x: (
+        np.tanh(np.logaddexp(x, 0)) + x * _s(x) / np.cosh(np.logaddexp(x, 0)) ** 2
+    ),
+    "2 / (1 + exp(-2 * x)) - 1": lambda x: 1 / np.cosh(x) ** 2,
+}
+
+
+@pytest.mark.parametrize("text", SIGMOIDS)
+def test_slopes_of_sigmoids_written_with_exp_are_finite(text):
+    """exp(x) / (1 + exp(x)), as they are by the chain rule, is NaN where exp(x) is infinite."""
+    e = parse(text)
+    lets, (dx,) = gradient([e], ["x"], ["g"])
+    for x in (-200.0, -89.0, -3.0, -0.5, -1e-3, 0.0, 1e-3, 0.5, 3.0, 89.0, 200.0):
+        want = SIGMOIDS[text](x)
+        arrays = {"x": mx.array(x, mx.float32), "g": mx.array(1.0, mx.float32)}
+        for slope in (e.derivative("x"), lets.inline(dx)):
+            got = slope.evaluate(arrays).item()
+            assert got == pytest.approx(want, rel=1e-5, abs=1e-36), (slope, x)
+
+
+def test_a_slope_of_a_sigmoid_keeps_its_other_factors():
+    e = simplified("*", parse("exp(x) * exp(x)"), parse("y * (x / (1 + exp(x)))"))
+    assert e.metal() == "exp(x) * (y * (x * zmlx_sigmoid(x)))"
 
 
 def test_derivatives_read_as_one_would_write_them():

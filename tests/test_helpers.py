@@ -122,6 +122,23 @@ def test_a_bad_expression_shows_the_users_line(text, message):
         zmlx.expression(text)
 
 
+@pytest.mark.parametrize("text, inputs", [
+    ("x if m > 0 else y", ("x", "m", "y")),
+    ("m > 0 ? x : y", ("m", "x", "y")),
+    ("select(x, y, c > 0)", ("x", "y", "c")),
+])  # fmt: skip
+def test_inputs_stand_in_order_of_appearance(text, inputs):
+    assert zmlx.expression(text).inputs == inputs
+
+
+def test_a_condition_has_no_cotangent():
+    gradients = {"x": "dy * 2 + dc"}
+    with pytest.raises(ValueError, match=r"\[expression\] .*dc"):
+        nary_from_expr({"y": "2 * x", "c": "x > 0"}, ("x",), gradients=gradients)
+    with pytest.raises(ValueError, match=r"\[expression\] .*dy"):
+        nary_from_expr("x > 0", ("x",), gradients={"x": "dy"})
+
+
 @pytest.mark.parametrize("inputs, message", [
     ((), "'inputs' must have at least one name but got"),
     (5, "'inputs' must be a sequence of names but got 5"),

@@ -24,7 +24,8 @@ Y = mx.array(np.random.default_rng(1).uniform(0.2, 0.8, (3, 70)).astype(np.float
 
 
 NAMES = [("size", "row"), ("D", "j"), ("x", "x_in"), ("N", "rows"), ("dy", "y"), ("dout", "out"),
-         ("d_x", "x")]  # fmt: skip
+         ("d_x", "x"), *((name, "d") for name in ("t", "key", "left", "right", "next", "part",
+         "rest", "sum", "total", "out", "_t"))]  # fmt: skip
 
 
 @pytest.mark.parametrize("names", NAMES, ids=str)
@@ -98,6 +99,16 @@ def test_a_condition_under_another_name_is_one():
 def test_an_output_whose_cotangent_would_be_a_word_of_metal():
     f = nary_from_expr({"o": "x * x", "ouble": "2 * x"}, ("x",))
     close(mx.grad(lambda x: sum(y.sum() for y in f(x)))(X), 2 * X + 2)
+
+
+def test_outputs_and_lets_may_have_names_that_the_gradient_of_others_would_have():
+    f = zmlx.elementwise.map({"h": "x * x", "h_next": "2 * x"}, ("x",))
+    close(mx.grad(lambda x: sum(y.sum() for y in f(x)))(X), 2 * X + 2)
+    g = zmlx.elementwise.map("d * d * t", ("x", "t"), lets="d = x - t")
+    got = mx.grad(lambda x, t: g(x, t).sum(), argnums=(0, 1))(X, Y)
+    want = mx.grad(lambda x, t: ((x - t) ** 2 * t).sum(), argnums=(0, 1))(X, Y)
+    for a, b in zip(got, want, strict=True):
+        close(a, b, 1e-4)
 
 
 @pytest.mark.parametrize("derivative", ["x) + (x", "2 * dy", "x; y = 2"])

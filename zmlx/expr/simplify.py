@@ -16,6 +16,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Generator
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 from .nodes import FALSE, ONE, TRUE, ZERO, Expr, call, exact_value, literal
@@ -182,16 +183,25 @@ def _multiply(x: Expr, y: Expr) -> _Rule:
         return (yield from _into(x, lambda v: ("*", v, y)))
     if _guarded(y):
         return (yield from _into(y, lambda v: ("*", x, v)))
+    for factors, others in ((_factors(x), _factors(y)), (_factors(y), _factors(x))):
+        for f, e in product(factors, others):
+            if e.head != "exp" or f.head != "/":
+                continue
+            if f.args[1] in (call("+", ONE, e), call("+", e, ONE)):
+                slope = yield "*", f.args[0], call("sigmoid", e.args[0])
+                rest = [*factors, *others]
+                rest.remove(f)
+                rest.remove(e)
+                for factor in rest:
+                    slope = yield "*", factor, slope
+                return slope
     if y.head == "/" and y.args[0] == ONE:
         return (yield "/", x, y.args[1])
-    if y.head == "exp":
-        one_more = (call("+", ONE, y), call("+", y, ONE))
-        if x.head == "/" and x.args[1] in one_more:
-            return (yield "*", x.args[0], call("sigmoid", y.args[0]))
-        if x.head == "*" and x.args[1].head == "/" and x.args[1].args[1] in one_more:
-            slope = yield "*", x.args[1].args[0], call("sigmoid", y.args[0])
-            return (yield "*", x.args[0], slope)
     return None
+
+
+def _factors(e: Expr) -> tuple[Expr, ...]:
+    return e.args if e.head == "*" else (e,)
 
 
 def _divide(x: Expr, y: Expr) -> _Rule:
