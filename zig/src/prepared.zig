@@ -6,6 +6,7 @@ const arrays = @import("array.zig");
 const codegen = @import("codegen.zig");
 const content = @import("content.zig");
 const errors = @import("errors.zig");
+const geometry = @import("launch.zig");
 const metal = @import("metal.zig");
 const pattern_kernel = @import("pattern_kernel.zig");
 const Allocator = std.mem.Allocator;
@@ -37,6 +38,8 @@ pub const Prepared = struct {
     drawn: bool,
     /// Each operand, and the array of the inputs that has it.
     operands: []const struct { operand: codegen.parts.Operand, array: usize },
+    /// How many of them are no states of the parts of a cut scan, which come last.
+    whole: usize,
     /// For each array of the inputs: what its last operand is.
     kinds: []const codegen.parts.Operand.Kind,
 
@@ -126,6 +129,10 @@ pub const Prepared = struct {
             p.drawn = p.drawn or x.kind == .random;
         }
         p.operands = operands.items;
+        p.whole = operands.items.len - switch (pattern) {
+            .scan => |a| if (a.cut) a.monoid().states.len else 0,
+            else => 0,
+        };
         p.kinds = kinds;
         p.kernel = try kernels.get(spec);
         errdefer p.kernel.deinit();
@@ -156,7 +163,8 @@ pub const Prepared = struct {
             .{ p.op, p.inputs[p.like], parts, arguments.Shape{ .sizes = like } },
         );
         const d: i64 = if (like.len > 0) @divExact(like[lead.len], parts) else 1;
-        for (p.operands) |x| {
+        var of_parts: [3]i32 = undefined;
+        for (p.operands, 0..) |x, i| {
             const width = d * x.operand.parts;
             const elsewhere = x.operand.isElsewhere();
             const expected: Expected = switch (x.operand.kind) {
@@ -164,7 +172,9 @@ pub const Prepared = struct {
                 .per_row => .{ .lead = lead },
                 .column => .{ .last = width },
                 .scalar, .random => .{},
-                .row, .at => if (like.len == 0 and width == 1 and !elsewhere)
+                .row, .at => if (i >= p.whole)
+                    .{ .lead = statesShape(p.pattern_kernel.pattern.scan, like, &of_parts) }
+                else if (like.len == 0 and width == 1 and !elsewhere)
                     .{}
                 else
                     .{ .lead = if (elsewhere) null else lead, .last = width },
@@ -219,6 +229,13 @@ pub const Expected = struct {
         try w.print("{d}{s}", .{ last, if (lead.len == 0) ",)" else ")" });
     }
 };
+
+/// The shape of the states of the parts of an array like x: one for each part of each row.
+fn statesShape(scan: codegen.Scan, like: []const i32, buffer: *[3]i32) []const i32 {
+    const parts = geometry.axisParts(.{ .columns = scan.columns, .scans = true }, like);
+    buffer.* = .{ like[0], @intCast(parts.count), like[like.len - 1] };
+    return buffer[0..like.len];
+}
 
 /// Whether the array of such an operand is 0-d.
 fn isSingle(kind: codegen.parts.Operand.Kind) bool {

@@ -65,6 +65,63 @@ test "folds and scans run as pattern kernels" {
     }
 }
 
+test "a cut scan takes the states of its parts, and no others" {
+    var context: zmlx.Context = .init(gpa, testing.io);
+    defer context.deinit();
+    const one = try Array.scalar(f32, 1);
+    defer one.deinit();
+    const outputs: []const zmlx.codegen.parts.Output = &.{.{ .name = "y", .expr = "total" }};
+    const Case = struct { columns: bool, shape: []const i32, states: []const u8 };
+    for ([_]Case{
+        .{ .columns = false, .shape = &.{ 1, 100_000 }, .states = "(1, 6)" },
+        .{ .columns = true, .shape = &.{ 2, 500, 3 }, .states = "(2, 30, 3)" },
+    }) |case| {
+        const state: zmlx.PatternKernel = .{
+            .name = "state",
+            .pattern = .{ .fold = .{
+                .op = "sum",
+                .outputs = outputs,
+                .columns = case.columns,
+                .cut = true,
+                .for_scan = true,
+            } },
+            .dtypes = &.{.{ .dtype = .float32 }},
+        };
+        const running: zmlx.PatternKernel = .{
+            .name = "running",
+            .pattern = .{ .scan = .{
+                .op = "sum",
+                .outputs = outputs,
+                .columns = case.columns,
+                .cut = true,
+            } },
+            .dtypes = &.{.{ .dtype = .float32 }},
+        };
+        const x = try one.broadcastTo(case.shape);
+        defer x.deinit();
+        const states = try context.one(&state, &.{x});
+        defer states.deinit();
+        const y = try context.one(&running, &.{ x, states });
+        defer y.deinit();
+        const data = try gpa.alloc(f32, y.size());
+        defer gpa.free(data);
+        try y.copyTo(f32, data);
+        const width: usize = if (case.columns) @intCast(case.shape[2]) else 1;
+        const along: usize = @intCast(case.shape[1]);
+        for (data, 0..) |got, i| {
+            const before: f32 = @floatFromInt(i / width % along);
+            try testing.expectEqual(before + 1, got);
+        }
+        try testing.expectError(error.InvalidArgument, context.one(&running, &.{ x, x }));
+        const start = "[running] 'total_of_part' must have shape ";
+        try testing.expectEqualStrings(start, zmlx.lastError()[0..start.len]);
+        try testing.expectEqualStrings(
+            case.states,
+            zmlx.lastError()[start.len..][0..case.states.len],
+        );
+    }
+}
+
 test "pattern kernels refuse arrays that do not fit the others" {
     var context: zmlx.Context = .init(gpa, testing.io);
     defer context.deinit();
