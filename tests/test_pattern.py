@@ -63,6 +63,19 @@ def test_folds_and_scans_take_arrays_of_their_number_of_axes(shape, columns):
             kernel(mx.zeros(shape))
 
 
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+@pytest.mark.parametrize(
+    "shape, options", [((2, 0), {}), ((2, 0), {"short": True}), ((2, 0, 3), {"columns": True})]
+)
+def test_moments_of_no_elements_are_zeros(shape, options, kind):
+    """There is no last element to take off each."""
+    outputs = tuple(Output(n, n) for n in ("count", "mean", "m2"))
+    kernel = PatternKernel("moments", Fold("moments", outputs, **options), (mx.float32,) * 3)
+    with launch.geometry(kind):
+        for y in kernel(mx.zeros(shape)):
+            assert mx.array_equal(y, mx.zeros((2, *shape[2:])))
+
+
 @pytest.mark.parametrize("shape", [(2, 3), (3,), ()], ids=str)
 def test_rows_that_have_not_equal_parts_are_refused(shape):
     first = Rowwise((Operand("x", parts=2),), (Output("y", "x"),))

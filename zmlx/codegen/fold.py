@@ -132,7 +132,8 @@ class Fold(Pattern):
         for x in self._elements:
             body.add(f"auto {x.name}_in_row = {x.name}_in + size_t(item_ / parts) * D;")
         if self.monoid.shifted and not self.merges:
-            body.add(f"const {self.type} shift_ = {self.type}(x_in_row[D - 1]);")
+            last = self._last("D", "x_in_row[D - 1]")
+            body.add(f"const {self.type} shift_ = {last};")
         self._walk(body, "U", "u_", "TPR * U", ("first_ + lane_ * U", "whole_"), self._row_step)
         body.open("for (uint k_ = 0; whole_ < stop_ && k_ < (U + TPR - 1) / TPR; ++k_)")
         body.add("const uint j = whole_ + k_ * TPR + lane_;")
@@ -224,7 +225,8 @@ class Fold(Pattern):
         if monoid.shifted:
             body.add(f"{self.type} shift_[N];")
             body.open("for (uint n_ = 0; n_ < width_; ++n_)")
-            body.add(f"shift_[n_] = {self.type}(x_in_first[n_ * apart_ + (apart_ - 1)]);")
+            last = self._last("D", "x_in_first[n_ * apart_ + (apart_ - 1)]")
+            body.add(f"shift_[n_] = {last};")
             body.close()
         self._start(body, "N", "n_")
         if monoid.step:
@@ -274,7 +276,8 @@ class Fold(Pattern):
         if self.monoid.shifted and not self.merges:
             body.add(f"{self.type} shift_[N];")
             body.open("for (uint n_ = 0; n_ < width_; ++n_)")
-            body.add(f"shift_[n_] = {self.type}(x_in_first[size_t(rows - 1) * D + n_]);")
+            last = self._last("rows", "x_in_first[size_t(rows - 1) * D + n_]")
+            body.add(f"shift_[n_] = {last};")
             body.close()
         self._walk(body, "N", "n_", "1", ("first_", "stop_"), self._column_step)
         # From a pointer, as a loop that reads D again after every store is not vectorised.
@@ -341,6 +344,10 @@ class Fold(Pattern):
     def _own(self, index: str, suffix: str = "_part") -> dict[str, str]:
         """The state of an accumulator."""
         return names_of(self.monoid, lambda n: f"{n}{suffix}[{index}]")
+
+    def _last(self, count: str, element: str) -> str:
+        """The last of `count` elements, or 0 where there are none."""
+        return f"{count} > 0 ? {self.type}({element}) : {self.type}(0)"
 
     def _load(self, body: Body, place: str, index: str) -> dict[str, str]:
         """Declares the element at `place`, and gives its state."""

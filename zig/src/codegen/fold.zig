@@ -162,7 +162,8 @@ const Writer = struct {
             );
         }
         if (w.shifted()) {
-            try body.add("const {s} shift_ = {s}(x_in_row[D - 1]);", .{ w.p.type, w.p.type });
+            const value = try w.last("D", "x_in_row[D - 1]");
+            try body.add("const {s} shift_ = {s};", .{ w.p.type, value });
         }
         try w.walk("U", "u_", "TPR * U", "first_ + lane_ * U", "whole_", rowStep);
         const tail = "for (uint k_ = 0; whole_ < stop_ && k_ < (U + TPR - 1) / TPR; ++k_)";
@@ -271,10 +272,8 @@ const Writer = struct {
         if (w.m.shifted) {
             try body.add("{s} shift_[N];", .{w.p.type});
             try body.open("for (uint n_ = 0; n_ < width_; ++n_)", .{});
-            try body.add(
-                "shift_[n_] = {s}(x_in_first[n_ * apart_ + (apart_ - 1)]);",
-                .{w.p.type},
-            );
+            const value = try w.last("D", "x_in_first[n_ * apart_ + (apart_ - 1)]");
+            try body.add("shift_[n_] = {s};", .{value});
             try body.close();
         }
         try w.start("N", "n_", "_part");
@@ -316,10 +315,8 @@ const Writer = struct {
         if (w.shifted()) {
             try body.add("{s} shift_[N];", .{w.p.type});
             try body.open("for (uint n_ = 0; n_ < width_; ++n_)", .{});
-            try body.add(
-                "shift_[n_] = {s}(x_in_first[size_t(rows - 1) * D + n_]);",
-                .{w.p.type},
-            );
+            const value = try w.last("rows", "x_in_first[size_t(rows - 1) * D + n_]");
+            try body.add("shift_[n_] = {s};", .{value});
             try body.close();
         }
         try w.walk("N", "n_", "1", "first_", "stop_", columnStep);
@@ -399,6 +396,11 @@ const Writer = struct {
         }
         try w.store("_first[n_]");
         try body.close();
+    }
+
+    /// The last of `count` elements, or 0 where there are none.
+    fn last(w: *Writer, count: []const u8, element: []const u8) Error![]const u8 {
+        return w.body.fmt("{s} > 0 ? {s}({s}) : {s}(0)", .{ count, w.p.type, element, w.p.type });
     }
 
     /// Declares the element at `place`, and gives its state.

@@ -65,6 +65,35 @@ test "folds and scans run as pattern kernels" {
     }
 }
 
+test "moments of no elements are zeros" {
+    var context: zmlx.Context = .init(gpa, testing.io);
+    defer context.deinit();
+    const Case = struct { columns: bool = false, short: bool = false, shape: []const i32 };
+    for ([_]Case{
+        .{ .shape = &.{ 2, 0 } },
+        .{ .shape = &.{ 2, 0 }, .short = true },
+        .{ .shape = &.{ 1, 0, 2 }, .columns = true },
+    }) |case| {
+        const spread: zmlx.PatternKernel = .{
+            .name = "spread",
+            .pattern = .{ .fold = .{
+                .op = "moments",
+                .outputs = &.{.{ .name = "y", .expr = "m2" }},
+                .columns = case.columns,
+                .short = case.short,
+            } },
+            .dtypes = &.{.{ .dtype = .float32 }},
+        };
+        const x = try Array.zeros(.float32, case.shape);
+        defer x.deinit();
+        const y = try context.one(&spread, &.{x});
+        defer y.deinit();
+        var data: [2]f32 = undefined;
+        try y.copyTo(f32, &data);
+        try testing.expectEqualSlices(f32, &.{ 0, 0 }, &data);
+    }
+}
+
 test "a cut scan takes the states of its parts, and no others" {
     var context: zmlx.Context = .init(gpa, testing.io);
     defer context.deinit();
