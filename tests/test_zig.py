@@ -291,6 +291,7 @@ def softmax_with(
         [program],
         input=json.dumps({"op": "softmax", "arrays": {"x": encoded(mx.zeros((2, 3)))}}) + "\n",
         capture_output=True, text=True, check=True, cwd=cwd, env={**kept, **environment},
+        umask=0o002,  # folders above the cache are made with it, and the cache is not
     )  # fmt: skip
     return json.loads(done.stdout), done.stderr
 
@@ -300,6 +301,8 @@ def softmax_with(
     [
         ({"ZMLX_CACHE_DIR": "~/kept"}, "home/kept"),
         ({"ZMLX_CACHE_DIR": "here"}, "here"),
+        ({"ZMLX_CACHE_DIR": "above/here/"}, "above/here"),
+        ({"ZMLX_CACHE_DIR": "HERE//./here/."}, "here"),
         ({"ZMLX_CACHE_DIR": "", "XDG_CACHE_HOME": "relative"}, "home/.cache/zmlx"),
         ({"XDG_CACHE_HOME": "HERE/xdg"}, "xdg/zmlx"),
     ],

@@ -87,6 +87,19 @@ inline std::optional<std::string> cache_root() {
   return root;
 }
 
+// An absolute path as Python's pathlib has it: no last slash, no two in a row, and no ".".
+inline std::string tidied(const std::string& path) {
+  std::string result;
+  for (size_t at = 0; at < path.size();) {
+    size_t end = path.find('/', at);
+    if (end == std::string::npos) end = path.size();
+    std::string part = path.substr(at, end - at);
+    if (!part.empty() && part != ".") result += "/" + part;
+    at = end + 1;
+  }
+  return result.empty() ? "/" : result;
+}
+
 // Makes the folder if need be, and says why it cannot be the cache; empty if it can. Objects in it
 // are loaded into the process, so it must be the user's own, and nobody else may write there.
 inline std::string problem_of(const std::string& path, mode_t forbidden) {
@@ -128,15 +141,15 @@ inline std::string unusable(const std::string& root, const std::string& folder) 
 
 // Empty: nothing is kept.
 inline std::string cache_directory() {
-  auto root = cache_root();
-  if (!root) return {};
-  std::string folder = *root + "/cpu";
-  std::string reason = unusable(*root, folder);
+  auto named = cache_root();
+  if (!named) return {};
+  std::string root = tidied(*named), folder = root + "/cpu";
+  std::string reason = unusable(root, folder);
   if (reason.empty()) return folder;
   std::fprintf(stderr,
                "zmlx cannot keep compiled kernels in %s: %s. They are compiled again in each "
                "process; set ZMLX_CACHE_DIR to a directory of your own.\n",
-               root->c_str(), reason.c_str());
+               root.c_str(), reason.c_str());
   return {};
 }
 
