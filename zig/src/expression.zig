@@ -111,9 +111,12 @@ const Binary = enum {
             .greater_equal => @floatFromInt(@intFromBool(a >= b)),
             .equal => @floatFromInt(@intFromBool(a == b)),
             .not_equal => @floatFromInt(@intFromBool(a != b)),
-            .fmax, .max, .zmlx_maximum => @max(a, b),
-            .fmin, .min, .zmlx_minimum => @min(a, b),
+            .fmax, .max => @max(a, b),
+            .fmin, .min => @min(a, b),
             .pow => std.math.pow(f64, a, b),
+            // NaN if either is, where @max and @min give the other.
+            .zmlx_maximum => if (std.math.isNan(b)) b else if (a <= b) b else a,
+            .zmlx_minimum => if (std.math.isNan(b)) b else if (a >= b) b else a,
         };
     }
 };
@@ -373,6 +376,20 @@ test "expressions have C's precedence" {
         var parser: Parser = .{ .arena = arena.allocator(), .text = text };
         try std.testing.expectError(error.Syntax, parser.parse());
         try std.testing.expect(parser.reason.len > 0);
+    }
+}
+
+test "the larger and the smaller of NaN and a number are NaN" {
+    var arena: std.heap.ArenaAllocator = .init(std.testing.allocator);
+    defer arena.deinit();
+    for ([_][]const u8{
+        "zmlx_maximum(sqrt(x), 0.5f)", "zmlx_maximum(0.5f, sqrt(x))",
+        "zmlx_minimum(sqrt(x), 0.5f)", "zmlx_minimum(0.5f, sqrt(x))",
+    }, [_]f64{ 3, 3, 0.5, 0.5 }) |text, want| {
+        var parser: Parser = .{ .arena = arena.allocator(), .text = text };
+        const e = try parser.parse();
+        try std.testing.expectEqual(want, e.at(9));
+        try std.testing.expect(std.math.isNan(e.at(-9)));
     }
 }
 
