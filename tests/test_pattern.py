@@ -7,7 +7,17 @@ import pytest
 
 import zmlx
 from zmlx import launch
-from zmlx.codegen import Fold, Operand, Output, Pass, Reduce, Rowwise, Scan, elementwise_unary
+from zmlx.codegen import (
+    Columnwise,
+    Fold,
+    Operand,
+    Output,
+    Pass,
+    Reduce,
+    Rowwise,
+    Scan,
+    elementwise_unary,
+)
 from zmlx.pattern import PatternKernel
 
 
@@ -47,6 +57,13 @@ def test_an_output_of_a_single_row_has_no_leading_axes(kind):
     )
     y = PatternKernel("first", first, (mx.float32,))(mx.array([3.0, 4.0]), mx.array(1.0))
     assert y.tolist() == ([4, 5] if kind == "row" else 1)
+
+
+@pytest.mark.parametrize("pattern", [Columnwise, Rowwise])
+def test_column_outputs_of_both_patterns_are_sums_over_rows(pattern):
+    sums = pattern((Operand("x"),), (Output("y", "x", "column"),))
+    kernel = PatternKernel("sums", sums, (mx.float32,), chunks=1)
+    assert kernel(mx.array([[1.0, 2.0], [3.0, 4.0]])).tolist() == [[4, 6]]
 
 
 @pytest.mark.parametrize("columns", [False, True])

@@ -356,8 +356,9 @@ class PatternKernel:
     ) -> tuple[tuple[str, Any], ...]:
         """The template arguments of the launch: output dtypes, then geometry."""
         arrays = dict(zip(self.pattern.output_names, self.output_dtypes(inputs), strict=True))
+        stores = isinstance(self.pattern, Columnwise)  # others leave sums as they are, in float
         dtypes = [(f"{y.name}_t", arrays[(y.array or y.name) + "_out"])
-                  for y in self.pattern.outputs if y.kind != "column"]  # fmt: skip
+                  for y in self.pattern.outputs if stores or y.kind != "column"]  # fmt: skip
         return (*dtypes, *geometry.template)
 
     def _prepare(self, settings: launch.Settings, inputs: tuple[mx.array, ...]) -> Any:
