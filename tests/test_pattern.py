@@ -80,6 +80,14 @@ def test_folds_and_scans_take_arrays_of_their_number_of_axes(shape, columns):
             kernel(mx.zeros(shape))
 
 
+def test_folds_refuse_arrays_whose_bytes_64_bits_do_not_count():
+    kernel = PatternKernel(
+        "case", Fold("sum", (Output("y", "total"),), columns=True), (mx.float32,)
+    )
+    with pytest.raises(ValueError, match=r"^\[case\] arrays must be smaller than 2\^60 but got"):
+        kernel(mx.broadcast_to(mx.array(1.0), (1 << 20, 1 << 20, 1 << 20)))
+
+
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 @pytest.mark.parametrize(
     "shape, options", [((2, 0), {}), ((2, 0), {"short": True}), ((2, 0, 3), {"columns": True})]

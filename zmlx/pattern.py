@@ -309,6 +309,7 @@ class PatternKernel:
         shape = tuple(inputs[0].shape)
         if max(shape) >= 2**31:
             raise ValueError(f"[{self.name}] axes must be shorter than 2^31 but got {shape}.")
+        self._size(shape)
         scans = isinstance(pattern, Scan)
         parts_of = (
             launch.scan_parts

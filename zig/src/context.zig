@@ -127,8 +127,12 @@ pub const Context = struct {
         const shape = inputs[p.like].shape();
         const lead = shape[0 .. shape.len - 1];
         const d: u32 = @intCast(@divFloor(shape[lead.len], @as(i64, p.parts)));
-        // An elementwise kernel counts its elements instead.
-        const rows = if (pattern == .elementwise) 1 else try rowCount(op, lead, d);
+        // Others count elements, or along their axes.
+        const rows = switch (pattern) {
+            .rowwise, .columnwise => try rowCount(op, lead, d),
+            .elementwise, .fold, .scan => 1,
+        };
+        const size = try elementCount(op, lead, d);
         const least: u32 = if (p.drawn) 8 else 1;
         const chosen = if (kernel.chunks > 0)
             geometry.Chunks{
@@ -149,7 +153,6 @@ pub const Context = struct {
         var folded: ?[]const i32 = null;
         const g = g: switch (pattern) {
             .elementwise => {
-                const size = try elementCount(op, lead, d);
                 launch_inputs.appendAssumeCapacity(try context.constant(size, &rest));
                 break :g geometry.elementwise(context.kind, size, least);
             },
@@ -190,7 +193,6 @@ pub const Context = struct {
                     geometry.axisRows(context.kind, walk, items, parts.rows);
             },
             .rowwise, .columnwise => {
-                _ = try elementCount(op, lead, d);
                 const capped = pattern == .rowwise and pattern.rowwise.isCapped();
                 if (capped and d > longest_kept_row) return errors.invalid(
                     "[{s}] rows must have at most {d} elements where they are kept or summed but " ++

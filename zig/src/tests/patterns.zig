@@ -94,6 +94,34 @@ test "moments of no elements are zeros" {
     }
 }
 
+test "folds of columns may have more rows than 32 bits count" {
+    var context: zmlx.Context = .init(gpa, testing.io);
+    defer context.deinit();
+    const total: zmlx.PatternKernel = .{
+        .name = "total",
+        .pattern = .{ .fold = .{
+            .op = "sum",
+            .outputs = &.{.{ .name = "y", .expr = "total" }},
+            .columns = true,
+        } },
+        .dtypes = &.{.{ .dtype = .float32 }},
+    };
+    const x = try Array.zeros(.float32, &.{ 1 << 16, 1 << 16, 0 });
+    defer x.deinit();
+    const y = try context.one(&total, &.{x});
+    defer y.deinit();
+    try testing.expectEqualSlices(i32, &.{ 1 << 16, 0 }, y.shape());
+    const one = try Array.scalar(f32, 1);
+    defer one.deinit();
+    const many = try one.broadcastTo(&.{ 1 << 20, 1 << 20, 1 << 20 });
+    defer many.deinit();
+    try testing.expectError(error.InvalidArgument, context.one(&total, &.{many}));
+    try testing.expectEqualStrings(
+        "[total] arrays must be smaller than 2^60 but got (1048576, 1048576, 1048576).",
+        zmlx.lastError(),
+    );
+}
+
 test "a cut scan takes the states of its parts, and no others" {
     var context: zmlx.Context = .init(gpa, testing.io);
     defer context.deinit();
