@@ -58,6 +58,9 @@ def blocks(values: Lanes, width: int) -> list[Lanes]:
 
 
 def operations(dtype: mx.Dtype) -> dict[str, Callable[[Any, Any], Any]]:
+    """Each step rounds to the dtype; MLX's functions of bfloats take them as floats instead."""
+    dtype = mx.float32 if dtype == mx.bfloat16 else dtype
+
     def wrap(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         return lambda a, b: rounded(f(a, b), dtype)
 
@@ -78,14 +81,15 @@ def reductions(values: Lanes, width: int, dtype: mx.Dtype) -> list[dict[int, Any
     results: list[dict[int, Any]] = [{} for _ in range(len(chosen) + 4)]
     for block in blocks(values, width):
         for result, operation in zip(results, chosen, strict=False):
-            total = fold(block, width, operation)
+            total = rounded(fold(block, width, operation), dtype)
             result.update(dict.fromkeys(block, total))
         scans = results[len(chosen) :]
         for k, (name, start) in enumerate((("sum", 0), ("product", 1))):
-            before = rounded(start, dtype)
+            before = numpy_type(dtype)(start)
             for lane in sorted(block):
                 after = table[name](before, block[lane])
-                scans[2 * k][lane], scans[2 * k + 1][lane] = after, before
+                scans[2 * k][lane] = rounded(after, dtype)
+                scans[2 * k + 1][lane] = rounded(before, dtype)
                 before = after
     return results
 

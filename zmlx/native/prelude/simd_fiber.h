@@ -1,4 +1,4 @@
-// section simd_fiber; needs base fiber
+// section simd_fiber; needs base fiber; after numbers
 // Barriers, simd_* and quad_* for groups whose threads are fibers. A lane leaves its operand in its
 // cell and meets the others; the last to arrive runs the operation over all cells; each lane finds
 // its result in its cell. Reductions have a fixed tree, so a result depends on nothing but the
@@ -111,24 +111,37 @@ inline void zk_each(unsigned lanes, F f) {
 
 // ---- reductions and scans: W lanes wide ---------------------------------------------------------
 
+// What operands are combined in: bfloats in float, as MLX's functions of them are, rounded once.
+template <class T>
+struct zk_combined {
+  using type = T;
+};
+#ifdef ZK_NUMBERS
+template <>
+struct zk_combined<bfloat> {
+  using type = float;
+};
+#endif
+
 template <class T, class F>
 inline T zk_fold(char* cells, unsigned first, unsigned width, unsigned active) {
+  using A = typename zk_combined<T>::type;
   unsigned all = (width == 32 ? ~0u : (1u << width) - 1) << first;
-  T a[32];
+  A a[32];
   if ((active & all) == all) {
     for (unsigned i = 0; i < width; ++i) a[i] = zk_cell<T>(cells, first + i);
     for (unsigned half = width / 2; half; half /= 2) {
       for (unsigned i = 0; i < half; ++i) a[i] = F::apply(a[i], a[i + half]);
     }
-    return a[0];
+    return T(a[0]);
   }
   bool started = false;
   zk_each(active & all, [&](unsigned lane) {
-    T next = zk_cell<T>(cells, lane);
+    A next = zk_cell<T>(cells, lane);
     a[0] = started ? F::apply(a[0], next) : next;
     started = true;
   });
-  return a[0];
+  return T(a[0]);
 }
 
 template <class T, class F, int W>
@@ -143,11 +156,12 @@ void zk_reduce(char* cells, unsigned active) {
 
 template <class T, class F, int W, bool inclusive>
 void zk_scan(char* cells, unsigned active) {
+  using A = typename zk_combined<T>::type;
   for (unsigned first = 0; first < 32; first += W) {
-    T sum = F::template identity<T>();
+    A sum = F::template identity<A>();
     zk_each(active & ((W == 32 ? ~0u : (1u << W % 32) - 1) << first), [&](unsigned lane) {
-      T next = F::apply(sum, zk_cell<T>(cells, lane));
-      zk_cell<T>(cells, lane) = inclusive ? next : sum;
+      A next = F::apply(sum, A(zk_cell<T>(cells, lane)));
+      zk_cell<T>(cells, lane) = T(inclusive ? next : sum);
       sum = next;
     });
   }
