@@ -99,6 +99,11 @@ METAL_REFUSES = [
      "cannot initialize a variable of type 'thread float4'"),
     ("vectors of different types do not add", "", "y[0] = (float4(1) + int4(1)).x;",
      "implicit conversions between vector types"),
+    ("a float does not compute with a vector of integers", "",
+     "int4 v = int4(n); y[0] = (v * 2.5f).x;", "the scalar does not convert to the elements"),
+    ("nor does a half of another name, or a vector of a template type",
+     "typedef half F; template <typename U> U one(vec<U, 3> v, F f) { return (f < v).x ? 1 : 0; }",
+     "y[0] = one(uchar3(1), h[0]);", "the scalar does not convert to the elements"),
     ("a vector constructor takes all components", "", "float4 v = float4(1, 2, 3); y[0] = v.x;",
      "too few elements in vector initialization"),
     ("a vector has no fourth component of three", "", "float3 v = float3(1); y[0] = v.w;",
@@ -224,6 +229,10 @@ BOTH_ACCEPT = [
      "half4 q = half4(a); a += float4(q) * 2; half2 d = q.xy * 2.0; y[0] = dot(a, a) + d.x;"),
     ("vectors of a template type", "template <typename V> V both(float v) { return V(v, v); }",
      "vec<T, 4> v = vec<T, 4>(T(1), T(2), T(3), T(4)); z[0] = v.z; y[0] = both<float2>(1).y;"),
+    ("scalars beside vectors",
+     "template <typename U> U one(vec<U, 3> v) { return (v * 2.5f).x; }",
+     "half4 v = half4(h[0]) * 2.5f; short4 k = short4(n) * 3; int4 m = 2.5f; float f = x[0] * 2;\n"
+     "y[0] = float(v.x) + k.x + max(m, 2.5f).x + float(one<half>(half3(1))) + (f * v).y;"),
     ("casts of vectors", "template <typename V> V cast(float4 v) { return (V)v; }",
      "float4 v = float4(x[0]); half4 a = (half4)v; a = static_cast<half4>(v); int4 k = (int4)v;\n"
      "a = cast<half4>(v); bool4 m = v > 0; y[0] = float(a.x) + float(k.y) + float4(m).z;"),

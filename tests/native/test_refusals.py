@@ -113,6 +113,7 @@ MISTAKES = {
     "float3 a;\nfloat2 b;\nfloat c = (a + b).x;": ("", 3, "source", "float c = (a + b).x;", "vec"),
     "bfloat b = 1.0;": ("", 1, "source", "bfloat b = 1.0;", "bfloat"),
     "bfloat b = bfloat(1.0); b = b * 2.0f;": ("", 1, "source", "bfloat b", "bfloat"),
+    "int4 v = int4(3); out[0] = (v * 2.5f).x;": ("", 1, "source", "v * 2.5f", "must be converted"),
     "float v = 1; v.xy = 2;": ("", 1, "source", "float v = 1; v.xy = 2;", "xy"),
     'static_assert(sizeof(float) == 8, "floats are short");': (
         "", 1, "source", "static_assert", "floats are short" + " (4 == 8)" * SAYS_VALUES,

@@ -182,10 +182,15 @@ RELATIONAL = {
     "signbit": _row("signbit(x[i])", X < 0, within=0),
     "any, all": Row("bool3 b(i > 2, i > 4, i > 6); r = any(b) + 2 * all(b);",
                     1.0 * (INDEX > 2) + 2 * (INDEX > 6)),
+    "any, all of a scalar": Row("r = any(i > 2) + 2 * all(x[i] != 0);",
+                                1.0 * (INDEX > 2) + 2 * (X != 0), on_cuda=False),
     "not": Row("bool2 b = !bool2(i > 2, true); r = b.x + 2 * b.y;", INDEX <= 2),
     "select": Row("float2 v = select(float2(1, 2), float2(i), bool2(i > 3, true)); r = v.x + v.y\n"
                   " + select(10, 20, i > 5);",
                   np.where(INDEX > 3, INDEX, 1) + INDEX + np.where(INDEX > 5, 20, 10)),
+    "select with a scalar first": Row(
+        "float2 v = select(0.0f, float2(i, 3), float2(i, 3) > 2); r = v.x + v.y;",
+        np.where(INDEX > 2, INDEX, 0) + 3, on_cuda=False),
     "comparisons of vectors": Row(
         "int3 v(i, 1, 2); bool3 b = v >= int3(2); r = b.x + 2 * b.y + 4 * b.z + 8 * all(v != 5);",
         1.0 * (INDEX >= 2) + 4 + 8 * (INDEX != 5)),

@@ -72,6 +72,13 @@ VECTORS = {
         "k <<= 1; uint2 u = ~uint2(0) >> 31 | uint2(2); ++k; r = v.x + v.w + k.y + u.x;",
         -(2 * INDEX + 0.5) / 2 - 6.5 / 2 + 7 + 3,
     ),
+    "shifts by vectors of another type": Row(
+        "uint4 v = uint4(i << 24) >> int4(0, 8, 16, 24) << char4(1); v <<= short4(1); "
+        "uchar2 u = uchar2(i); u >>= int2(1);\n"
+        "r = v.w + v.z * 0.00390625f + (uint3(1) << i).y + u.x;",
+        8 * INDEX + 2.0**INDEX + INDEX // 2,
+        on_cuda=False,
+    ),
     "names of simd/simd.h": Row(
         "simd_float4 v = simd_float4(x[i], 1, 2, 3); vector_uint2 u = vector_uint2(4);\n"
         "matrix_float2x2 m(2.0f); simd_float4x4 n(1.0f); r = (n * v).x + u.y + m[1][1];",

@@ -123,6 +123,7 @@ _NOT_METAL = re.compile(
     r"bit-fields are not supported"
     r"|kernel functions cannot be used in a template"
     r"|scalar operand type has greater rank(?!.*bfloat)"
+    r"(?=.*(?:vec<half|'half' values)|(?!.*'[^']*\b(?:float|half)'))"
     r"|(cast|conversion) from '[^']*'( \(aka '(\w+ )*half'\))? to .*__bf16.* is not allowed"
     r"|cast from '([^']*' \(aka ')?[^']*__bf16'.* to .*half.* is not allowed"
 )
@@ -148,6 +149,10 @@ _SPELLINGS = (
     (r"\bvec<(\w+), (\d)>", r"\1\2"),
     (r" \(aka '[^']*ext_vector_type[^)]*\)\)\)'\)", ""),
     (r"__attribute__\(\(ext_vector_type\((\d)\)\)\)", r"vector of \1"),
+    (
+        r"scalar operand type has greater rank than the type of the vector element\. \((.*)\)",
+        r"the scalar does not convert to the elements of the vector: cast one of them (\1)",
+    ),
     (r"use of type 'double' requires.*", "Metal has no double (§2.1)"),
     (r"C\+\+ for OpenCL( version 2021)?|OpenCL", "Metal"),
     (r" \[-W[^\]]*\]$", ""),

@@ -90,6 +90,10 @@ template <class T>
 inline constexpr bool zk_is_narrow = false;  // half and bfloat
 template <class T>
 concept zk_integer = zk_is_integer<T>;
+// Integers and what converts to them: enumerators without a scope.
+template <class T>
+concept zk_counts =
+    zk_is_integer<T> || (__is_enum(T) && requires(T x, void (*take)(int)) { take(x); });
 template <class T>
 concept zk_scalar = zk_is_integer<T> || __is_same(T, float) || zk_is_narrow<T> || __is_enum(T);
 

@@ -106,6 +106,9 @@ constexpr METAL_FUNC T select(T no, T yes, bool choice) {
   return choice ? yes : no;
 }
 
+METAL_FUNC bool any(bool x) { return x; }
+METAL_FUNC bool all(bool x) { return x; }
+
 // The other operand where one is NaN, as on a GPU, if the compiler knows one of them: that takes one
 // instruction. Else g++ turns a<b?b:a into one, in reductions too, only where NaN and -0 need no
 // order, and a NaN may win or lose. The attribute reaches no further than the function: the caller's

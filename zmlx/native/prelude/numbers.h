@@ -72,7 +72,7 @@ struct bfloat {
   ushort zk_bits;
   bfloat() = default;
   explicit constexpr METAL_FUNC bfloat(float x) : zk_bits(ZK_CONVERT(zk_bfloat_of_float, x)) {}
-  template <zk_integer I>
+  template <zk_counts I>
   constexpr METAL_FUNC bfloat(I x) : bfloat(float(x)) {}
   constexpr METAL_FUNC operator float() const { return zk_float_of_bfloat(zk_bits); }
   template <class T> METAL_FUNC bfloat& operator+=(T x) { return *this = *this + x; }
@@ -91,9 +91,6 @@ inline constexpr bool zk_is_narrow<bfloat> = true;
 // that one.
 template <class A>
 concept zk_narrow = zk_is_narrow<A>;
-template <class A>
-concept zk_counts =
-    zk_is_integer<A> || (__is_enum(A) && requires(A x, void (*take)(int)) { take(x); });
 template <class A, class B>
 concept zk_narrow_with = zk_is_narrow<A> && (__is_same(A, B) || zk_counts<B>);
 template <class A, class B>

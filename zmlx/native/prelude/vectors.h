@@ -61,6 +61,24 @@ constexpr METAL_FUNC V zk_spread(A x) {
   return v;
 }
 
+// An operand of an operator, which takes no floating scalar beside integers.
+template <class V, class A>
+constexpr METAL_FUNC V zk_computed(A x) {
+  static_assert(!zk_is_integer<typename V::zk_element> || zk_vectorial<A> || zk_counts<A>,
+                "a floating scalar beside a vector of integers must be converted");
+  return zk_spread<V>(x);
+}
+// An operand of a shift, whose two may be vectors of different integers.
+template <class V, class A>
+constexpr METAL_FUNC V zk_shifted(A x) {
+  return zk_computed<V>(x);
+}
+template <class V, zk_vectorial A>
+  requires zk_is_integer<typename A::zk_vector::zk_element>
+constexpr METAL_FUNC V zk_shifted(A x) {
+  return V(x);
+}
+
 template <class T, class S>
 concept zk_converts = requires(S x, void (*take)(T)) { take(x); };
 
@@ -305,11 +323,11 @@ struct alignas(zk_alignment(4 * sizeof(T))) vec<T, 4> {
 #define ZK_PREFIX(op, c) T(op p.c)
 #define ZK_CHOSEN(_, c) (r.c ? q.c : p.c)
 
-#define ZK_OPERATOR(op)                                          \
+#define ZK_OPERATOR(op, operand)                                 \
   template <class A, class B, class V = zk_join<A, B>>           \
   constexpr METAL_FUNC V operator op(A a, B b) {                 \
     using T = typename V::zk_element;                            \
-    V p = zk_spread<V>(a), q = zk_spread<V>(b);                  \
+    V p = operand<V>(a), q = operand<V>(b);                      \
     ZK_LANES(V, ZK_INFIX, op)                                    \
   }                                                              \
   template <zk_vectorial A, class B, class V = zk_join<A, B>>    \
@@ -321,23 +339,23 @@ struct alignas(zk_alignment(4 * sizeof(T))) vec<T, 4> {
   constexpr METAL_FUNC void operator op##=(zk_reference<T, I...>&& a, B b) { \
     a = vec<T, int(sizeof...(I))>(a) op b;                       \
   }
-ZK_OPERATOR(+)
-ZK_OPERATOR(-)
-ZK_OPERATOR(*)
-ZK_OPERATOR(/)
-ZK_OPERATOR(%)
-ZK_OPERATOR(&)
-ZK_OPERATOR(|)
-ZK_OPERATOR(^)
-ZK_OPERATOR(<<)
-ZK_OPERATOR(>>)
+ZK_OPERATOR(+, zk_computed)
+ZK_OPERATOR(-, zk_computed)
+ZK_OPERATOR(*, zk_computed)
+ZK_OPERATOR(/, zk_computed)
+ZK_OPERATOR(%, zk_computed)
+ZK_OPERATOR(&, zk_computed)
+ZK_OPERATOR(|, zk_computed)
+ZK_OPERATOR(^, zk_computed)
+ZK_OPERATOR(<<, zk_shifted)
+ZK_OPERATOR(>>, zk_shifted)
 #undef ZK_OPERATOR
 
 #define ZK_COMPARISON(op)                                        \
   template <class A, class B, class V = zk_join<A, B>>           \
   constexpr METAL_FUNC vec<bool, V::zk_lanes> operator op(A a, B b) { \
     using R = vec<bool, V::zk_lanes>;                            \
-    V p = zk_spread<V>(a), q = zk_spread<V>(b);                  \
+    V p = zk_computed<V>(a), q = zk_computed<V>(b);              \
     ZK_LANES(R, ZK_COMPARED, op)                                 \
   }
 ZK_COMPARISON(==)
@@ -407,6 +425,10 @@ constexpr METAL_FUNC V select(A no, zk_same<V> q, vec<bool, V::zk_lanes> r) {
 template <zk_vectorial A, class V = zk_join<A>>
 constexpr METAL_FUNC V select(A no, zk_same<V> yes, bool choice) {
   return choice ? yes : V(no);
+}
+template <zk_scalar A, zk_vectorial B, class V = zk_join<B>>
+constexpr METAL_FUNC V select(A no, B yes, vec<bool, V::zk_lanes> choice) {
+  return select(zk_spread<V>(no), yes, choice);
 }
 
 // Vectors in memory without padding or alignment of their own.
