@@ -351,6 +351,9 @@ static_assert(sizeof(half) == 2 && sizeof(bfloat) == 2);
 static_assert(__is_trivial(half) && __is_trivial(bfloat));
 constexpr half folded = half(1.5f) * half(2.0f);
 static_assert(folded == 3.0f);
+static_assert(half(1000) / 100000 == 0 && 2049 == half(2048) && !(half(2048) < 2049));
+static_assert(bfloat(256) == 257 && 1 + bfloat(256) == 256 && e + half(2049) == 2048);
+IS(int&, i += h) IS(int&, i /= b)
 void assign() {
   h += 1.0f; h *= h; h++; h = 1;
   b += b; b -= 1; --b;

@@ -194,6 +194,12 @@ SCALARS = {
         3 + 0 + 1 + 0 + 2 + 1 + INDEX,
         template={"T": mx.bfloat16},
     ),
+    "integers beside half and bfloat convert to them": Row(
+        "half h = 1000; bfloat b = 256; int n = 100000 + i, m = 257, k = 4096; k += 1.0h;\n"
+        "r = float(h / n) + (b == m) + 2 * (m <= b) + 4 * (h - n == -INFINITY) + k;",
+        1 + 2 + 4 + 4096,
+        on_cuda=False,
+    ),
     "integers of every width": Row(
         "char a = 127; a += 2; uchar b = 255; b += 2; short c = 32767; c++; ushort d = 65535; "
         "d++;\n"

@@ -96,22 +96,53 @@ concept zk_narrow_with = zk_is_narrow<A> && (__is_same(A, B) || zk_counts<B>);
 template <class A, class B>
 concept zk_integer_with = zk_counts<A> && zk_is_narrow<B>;
 
+// An integer beside a half or bfloat converts to it first, which leaves those of 8 bits as they are.
+template <zk_narrow T, zk_counts U>
+constexpr METAL_FUNC float zk_beside(U x) {
+  float wide = float(x);
+  bool exact = sizeof(U) == 1 || (__builtin_constant_p(x) && wide >= -256.0f && wide <= 256.0f);
+  return exact ? wide : float(T(wide));
+}
+
 #define ZK_NARROW_OPERATOR(op)                                          \
-  template <class A, class B>                                           \
-    requires zk_narrow_with<A, B>                                       \
-  constexpr METAL_FUNC A operator op(A a, B b) {                        \
+  template <zk_narrow A>                                                \
+  constexpr METAL_FUNC A operator op(A a, A b) {                        \
     return A(float(a) op float(b));                                     \
   }                                                                     \
-  template <class A, class B>                                           \
-    requires zk_integer_with<A, B>                                      \
+  template <zk_narrow A, zk_counts B>                                   \
+  constexpr METAL_FUNC A operator op(A a, B b) {                        \
+    return A(float(a) op zk_beside<A>(b));                              \
+  }                                                                     \
+  template <zk_counts A, zk_narrow B>                                   \
   constexpr METAL_FUNC B operator op(A a, B b) {                        \
-    return B(float(a) op float(b));                                     \
+    return B(zk_beside<B>(a) op float(b));                              \
+  }                                                                     \
+  template <zk_integer A, zk_narrow B>                                  \
+  constexpr METAL_FUNC A& operator op##=(A& a, B b) {                   \
+    return a = A(float(a op b));                                        \
   }
 ZK_NARROW_OPERATOR(+)
 ZK_NARROW_OPERATOR(-)
 ZK_NARROW_OPERATOR(*)
 ZK_NARROW_OPERATOR(/)
 #undef ZK_NARROW_OPERATOR
+
+#define ZK_NARROW_COMPARISON(op)                                        \
+  template <zk_narrow A, zk_counts B>                                   \
+  constexpr METAL_FUNC bool operator op(A a, B b) {                     \
+    return float(a) op zk_beside<A>(b);                                 \
+  }                                                                     \
+  template <zk_counts A, zk_narrow B>                                   \
+  constexpr METAL_FUNC bool operator op(A a, B b) {                     \
+    return zk_beside<B>(a) op float(b);                                 \
+  }
+ZK_NARROW_COMPARISON(==)
+ZK_NARROW_COMPARISON(!=)
+ZK_NARROW_COMPARISON(<)
+ZK_NARROW_COMPARISON(>)
+ZK_NARROW_COMPARISON(<=)
+ZK_NARROW_COMPARISON(>=)
+#undef ZK_NARROW_COMPARISON
 
 #define ZK_NARROW_UNARY(T)                                                           \
   constexpr METAL_FUNC T operator-(T x) { return as_type<T>(ushort(x.zk_bits ^ 0x8000)); } \
