@@ -285,6 +285,7 @@ def test_an_index_into_an_array_of_no_dimensions_is_explained():
 @pytest.mark.on_cpu
 @pytest.mark.parametrize("value, message", [
     ("min(uint(x[i]), 3)", r"the call 'min\(unsigned int, int\)' is ambiguous: convert"),
+    ("max3(1, x[i] > 0, 2u)", r"'max3\(int, bool, unsigned int\)' is ambiguous: convert"),
     ("clamp(int(x[i]), 0u, 1)", r"'clamp\(int, unsigned int, int\)' is ambiguous: convert"),
     ("atomic_load_explicit(&y[i], memory_order_relaxed)", "atomic with atomic_outputs=True"),
 ])  # fmt: skip

@@ -75,6 +75,8 @@ def test_all_sections_compile_together(compiler):
         ("half h = bfloat(1.0f);", ""),
         ("half4 h = float4(1.0f);", ""),
         ("auto m = max(1, 2u);", ""),
+        ("auto m = median3(1, 2u, 3);", ""),
+        ("enum { B = 7 }; auto m = max(B, 2u);", ""),
         ("float4 v = float3(1.0f);", ""),
         ("auto v = int4(3) * 2.5f;", "a floating scalar beside a vector of integers must be conv"),
         ("half h = 1; uint2 v = 1; v -= h;", "a floating scalar beside a vector of integers"),

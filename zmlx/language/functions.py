@@ -223,6 +223,10 @@ INTEGER = {
                                "2u, 4u) * 100;",
                                np.maximum(INDEX, 4) + np.minimum(INDEX, 2) * 10
                                + np.clip(INDEX, 2, 4) * 100),
+    "bools and enumerators among integers": Row(
+        "int n = 9; r = x[min(B, int(i))] + min(B, n) / 2 + max(B, 1) / 2 * 10 + abs(B) / 2 * 100\n"
+        " + clamp(n, 0, B) / 2 * 1000 + max(i > 3, 1) + min(true, n) + median3(B, n, 2) / 2;",
+        X + 3 + 30 + 300 + 3000 + 1 + 1 + 3, header="enum { B = 7 };", on_cuda=False),
     "of vectors": Row("uint3 v = popcount(uint3(i, 7, 255)); int2 w = clamp(int2(i), 2, 4);\n"
                       "r = v.x + v.y + v.z + w.y * 100;",
                       np.array([bin(k).count("1") for k in range(8)]) + 11

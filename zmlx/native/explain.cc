@@ -88,7 +88,8 @@ std::string ambiguous_call(const std::string& text) {
   size_t name = start.size(), with = text.find(types);
   if (text.compare(0, name, start) != 0 || with == std::string::npos) return {};
   std::string function = text.substr(name, text.find('(', name) - name);
-  if (function != "min" && function != "max" && function != "clamp") return {};
+  std::string three = "clamp max3 min3 median3";
+  if (function != "min" && function != "max" && three.find(function) == std::string::npos) return {};
   std::string list;
   for (size_t at = with; (at = text.find(" = ", at)) != std::string::npos;) {
     at += 3;

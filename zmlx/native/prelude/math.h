@@ -66,41 +66,49 @@
 namespace metal {
 
 // Integers. Operands of different types are an error, as in Metal, and must not reach the float
-// forms by conversion.
-template <zk_integer T>
-constexpr METAL_FUNC T max(T x, T y) {
-  return x < y ? y : x;
+// forms by conversion. There are no forms for bools and enumerators, which are promoted.
+template <zk_counts T>
+struct zk_promotion {
+  using type = T;
+};
+template <zk_counts T>
+  requires(__is_same(T, bool) || __is_enum(T))
+struct zk_promotion<T> {
+  using type = decltype(+T());
+};
+template <class T>
+using zk_promoted = typename zk_promotion<T>::type;
+template <class T, class... U>
+inline constexpr bool zk_agree = (__is_same(zk_promoted<T>, zk_promoted<U>) && ...);
+
+#define ZK_INTEGER_2(f, value)                              \
+  template <zk_counts T, zk_counts U>                       \
+  void f(T, U) = delete;                                    \
+  template <zk_counts T, zk_counts U>                       \
+    requires zk_agree<T, U>                                 \
+  constexpr METAL_FUNC zk_promoted<T> f(T x, U y) {         \
+    return value;                                           \
+  }
+#define ZK_INTEGER_3(f, value)                              \
+  template <zk_counts T, zk_counts U, zk_counts V>          \
+  void f(T, U, V) = delete;                                 \
+  template <zk_counts T, zk_counts U, zk_counts V>          \
+    requires zk_agree<T, U, V>                              \
+  constexpr METAL_FUNC zk_promoted<T> f(T x, U y, V z) {    \
+    return value;                                           \
+  }
+ZK_INTEGER_2(max, x < y ? y : x)
+ZK_INTEGER_2(min, y < x ? y : x)
+ZK_INTEGER_3(max3, max(x, max(y, z)))
+ZK_INTEGER_3(min3, min(x, min(y, z)))
+ZK_INTEGER_3(median3, max(min(x, y), min(max(x, y), z)))
+ZK_INTEGER_3(clamp, min(max(x, y), z))
+#undef ZK_INTEGER_2
+#undef ZK_INTEGER_3
+template <zk_counts T>
+constexpr METAL_FUNC zk_promoted<T> abs(T x) {
+  return x < T(0) ? zk_promoted<T>(-x) : x;
 }
-template <zk_integer T>
-constexpr METAL_FUNC T min(T x, T y) {
-  return y < x ? y : x;
-}
-template <zk_integer T>
-constexpr METAL_FUNC T max3(T x, T y, T z) {
-  return max(x, max(y, z));
-}
-template <zk_integer T>
-constexpr METAL_FUNC T min3(T x, T y, T z) {
-  return min(x, min(y, z));
-}
-template <zk_integer T>
-constexpr METAL_FUNC T median3(T x, T y, T z) {
-  return max(min(x, y), min(max(x, y), z));
-}
-template <zk_integer T>
-constexpr METAL_FUNC T clamp(T x, T low, T high) {
-  return min(max(x, low), high);
-}
-template <zk_integer T>
-constexpr METAL_FUNC T abs(T x) {
-  return x < T(0) ? T(-x) : x;
-}
-template <zk_integer T, zk_integer U>
-void max(T, U) = delete;
-template <zk_integer T, zk_integer U>
-void min(T, U) = delete;
-template <zk_integer T, zk_integer U, zk_integer V>
-void clamp(T, U, V) = delete;
 template <zk_scalar T>
 constexpr METAL_FUNC T select(T no, T yes, bool choice) {
   return choice ? yes : no;
