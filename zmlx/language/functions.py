@@ -54,6 +54,10 @@ MATH = {
     "fmax of NaN": _row("fmax(NAN, x[i]) + max(x[i], 0.0f)", X + np.maximum(X, 0), within=0),
     "fmod": _row("fmod(x[i], 2.0f)", np.fmod(X, 2), within=0),
     "fract": _row("fract(x[i])", X - np.floor(X), within=0),
+    "fract is below 1, and NaN of NaN": Row(
+        "half h = -0x1p-13h / (i + 1); r = (fract(h) < 1) + 2 * (fract(-0x1p-30f / (i + 1)) < 1)\n"
+        " + 4 * (fract(half2(0, h)).y == 0x1.ffcp-1h) + 8 * isnan(fract(i > 9 ? 1 : NAN));",
+        15, on_cuda=False),
     "frexp": Row("int e; float m = frexp(x[i], e); r = m * 100 + e;",
                  np.frexp(X)[0] * 100 + np.frexp(X)[1]),
     "ilogb": _row("ilogb(x[i])", np.floor(np.log2(_P)), _POSITIVE, 0),
@@ -177,6 +181,10 @@ RELATIONAL = {
         "float v = i == 0 ? NAN : i == 1 ? INFINITY : i == 2 ? 1e-40f : x[i];\n"
         "r = isnan(v) + 2 * isinf(v) + 4 * isfinite(v) + 8 * isnormal(v + (i == 2));",
         [1, 2, 12, 4, 12, 12, 12, 12]),
+    "isnormal of half": Row(
+        "half v = 0x1p-14h / (i + 1); r = isnormal(v) + 2 * isnormal(half2(0, -v)).y\n"
+        " + 4 * isnormal(half(-INFINITY)) + 8 * isnormal(HALF_MAX);",
+        np.where(INDEX == 0, 3, 0) + 8, on_cuda=False),
     "isordered, isunordered": Row(
         "r = isordered(x[i], NAN) + 2 * isunordered(x[i], NAN) + 4 * isordered(x[i], 1.0f);", 6),
     "signbit": _row("signbit(x[i])", X < 0, within=0),
@@ -199,6 +207,10 @@ RELATIONAL = {
 INTEGER = {
     "abs, absdiff": Row("r = abs(int(i) - 4) + absdiff(3u, i) + abs(char(-5));",
                         np.abs(INDEX - 4) + np.abs(3 - INDEX) + 5),
+    "absdiff of signed integers has no sign": Row(
+        "int2 v(i, INT_MIN); r = absdiff(char(100), char(-100 - i));\n"
+        "r += (absdiff(v, INT_MAX) >> 31).y;",
+        200 + INDEX + 1, on_cuda=False),
     "addsat, subsat": Row("r = addsat(uchar(250), uchar(i)) + subsat(uchar(3), uchar(i));",
                           np.minimum(250 + INDEX, 255) + np.maximum(3 - INDEX, 0)),
     "clz, ctz, popcount": Row(

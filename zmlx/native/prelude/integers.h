@@ -77,8 +77,8 @@ constexpr METAL_FUNC T insert_bits(T base, T insert, uint offset, uint bits) {
 }
 
 template <zk_integer T>
-constexpr METAL_FUNC T absdiff(T x, T y) {
-  return T(x < y ? zk_bits<T>(y) - zk_bits<T>(x) : zk_bits<T>(x) - zk_bits<T>(y));
+constexpr METAL_FUNC zk_bits<T> absdiff(T x, T y) {
+  return x < y ? zk_bits<T>(y) - zk_bits<T>(x) : zk_bits<T>(x) - zk_bits<T>(y);
 }
 template <class T>
 constexpr METAL_FUNC T zk_saturate(zk_wide<T> x) {
@@ -129,7 +129,6 @@ ZK_VECTOR_1(clz)
 ZK_VECTOR_1(ctz)
 ZK_VECTOR_1(reverse_bits)
 ZK_VECTOR_2(rotate)
-ZK_VECTOR_2(absdiff)
 ZK_VECTOR_2(addsat)
 ZK_VECTOR_2(subsat)
 ZK_VECTOR_2(mulhi)
@@ -140,6 +139,12 @@ ZK_VECTOR_2(rhadd)
 ZK_VECTOR_2(mul24)
 ZK_VECTOR_3(mad24)
 #ifdef ZK_VECTORS
+template <class A, class B, class V = zk_join<A, B>>
+METAL_FUNC auto absdiff(A a, B b) {
+  using R = vec<zk_bits<typename V::zk_element>, V::zk_lanes>;
+  V p = zk_spread<V>(a), q = zk_spread<V>(b);
+  ZK_LANES(R, ZK_CALL_2, absdiff)
+}
 template <class T, int N>
 constexpr METAL_FUNC vec<T, N> extract_bits(vec<T, N> x, uint offset, uint bits) {
   for (int i = 0; i < N; ++i) x[i] = extract_bits(x[i], offset, bits);

@@ -152,7 +152,14 @@ METAL_FUNC bool signbit(float x) { return as_type<int>(x) < 0; }
 ZK_MATH_TEST(isnan)
 ZK_MATH_TEST(isinf)
 ZK_MATH_TEST(isfinite)
-ZK_MATH_TEST(isnormal)
+#ifdef ZK_NUMBERS
+// A half that is not may be normal as a float.
+template <zk_narrow T>
+METAL_FUNC bool isnormal(T x) {
+  return __is_same(T, half) ? uint((x.zk_bits & 0x7fff) - 0x0400) < 0x7800u : isnormal(float(x));
+}
+#endif
+ZK_VECTOR_TEST(isnormal)
 ZK_MATH_TEST(signbit)
 METAL_FUNC bool isunordered(float x, float y) { return isnan(x) || isnan(y); }
 METAL_FUNC bool isordered(float x, float y) { return !isunordered(x, y); }
@@ -228,13 +235,24 @@ METAL_FUNC float trunc(float x) { return __builtin_truncf(x); }
 METAL_FUNC float rint(float x) { return __builtin_rintf(x); }
 // Half away from zero. The largest float below 1/2 keeps 0.49999997 from rounding up to 1.
 METAL_FUNC float round(float x) { return trunc(x + copysign(0x1.fffffep-2f, x)); }
-METAL_FUNC float fract(float x) { return fmin(x - floor(x), 0x1.fffffep-1f); }
+METAL_FUNC float fract(float x) {
+  float part = x - floor(x);
+  return part > 0x1.fffffep-1f ? 0x1.fffffep-1f : part;
+}
+#ifdef ZK_NUMBERS
+// A half is below 1 when it is rounded, too; MLX's form for a bfloat only rounds.
+template <zk_narrow T>
+METAL_FUNC T fract(T x) {
+  float part = fract(float(x)), most = __is_same(T, half) ? 0x1.ffcp-1f : 1.0f;
+  return T(part > most ? most : part);
+}
+#endif
 ZK_MATH_1(floor)
 ZK_MATH_1(ceil)
 ZK_MATH_1(trunc)
 ZK_MATH_1(rint)
 ZK_MATH_1(round)
-ZK_MATH_1(fract)
+ZK_VECTOR_1(fract)
 
 METAL_FUNC float fma(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 METAL_FUNC float divide(float x, float y) { return x / y; }

@@ -140,10 +140,17 @@ template <typename T> zk_if_bfloat<T> frexp(T, thread int&);
 
 ZK_FLOAT_3(clamp) ZK_INTEGER_3(clamp)
 ZK_FLOAT_3(mix) ZK_FLOAT_3(smoothstep) ZK_FLOAT_2(step) ZK_FLOAT_1(saturate) ZK_FLOAT_1(sign)
-ZK_INTEGER_2(absdiff) ZK_INTEGER_2(addsat) ZK_INTEGER_2(hadd) ZK_INTEGER_2(mulhi)
+ZK_INTEGER_2(addsat) ZK_INTEGER_2(hadd) ZK_INTEGER_2(mulhi)
 ZK_INTEGER_2(rhadd) ZK_INTEGER_2(rotate) ZK_INTEGER_2(subsat)
 ZK_INTEGER_1(clz) ZK_INTEGER_1(ctz) ZK_INTEGER_1(popcount) ZK_INTEGER_1(reverse_bits)
 ZK_INTEGER_3(madhi) ZK_INTEGER_3(madsat)
+#define ZK_DIFFERENCE(T, U)                                                       \
+  U absdiff(T, T); U##2 absdiff(T##2, T##2); U##3 absdiff(T##3, T##3);            \
+  U##4 absdiff(T##4, T##4);
+ZK_DIFFERENCE(char, uchar) ZK_DIFFERENCE(short, ushort) ZK_DIFFERENCE(int, uint)
+ZK_DIFFERENCE(long, ulong) ZK_DIFFERENCE(uchar, uchar) ZK_DIFFERENCE(ushort, ushort)
+ZK_DIFFERENCE(uint, uint) ZK_DIFFERENCE(ulong, ulong)
+#undef ZK_DIFFERENCE
 #define ZK_BITS(f, T) T extract_bits(T, uint, uint); T insert_bits(T, T, uint, uint);
 ZK_EACH_INTEGER(ZK_BITS, )
 #undef ZK_BITS
