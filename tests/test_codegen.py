@@ -223,6 +223,10 @@ def test_row_offsets_are_64_bit():
     assert "size_t(row) * D" in SOFTMAX.source()
     columns = Columnwise((Operand("x"),), (Output("y", "x"),))
     assert "size_t(part_) * D" in columns.source()
+    # Where the last chunk ends may be beyond 32 bits too.
+    walked = Rowwise((Operand("x"),), (Output("y", "x", "column"),))
+    assert "min(size_t(rows), (size_t(part_) + 1) * chunk)" in columns.source()
+    assert "min(size_t(rows), (size_t(group_) + 1) * chunk)" in walked.source()
 
 
 @pytest.mark.parametrize("text, names", [

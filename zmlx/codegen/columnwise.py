@@ -41,7 +41,7 @@ class Columnwise(Pattern):
         body = Body()
         body.add("const uint first_ = thread_position_in_grid.x * N;")
         body.add("const uint part_ = thread_position_in_grid.y;")
-        body.add("const uint stop_ = min(rows, (part_ + 1) * chunk);")
+        body.add("const uint stop_ = uint(min(size_t(rows), (size_t(part_) + 1) * chunk));")
         add_width(body, self.inputs)
         for x in self.inputs:
             if x.kind == "scalar":

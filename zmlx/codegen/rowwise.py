@@ -136,7 +136,7 @@ class Rowwise(Pattern):
             body.add(f"float {y.name}_sum[STEPS * U] = {{0}};")
             body.add(f"float {y.name}_sum_tail[(U + TPR - 1) / TPR] = {{0}};")
         if self.columns:
-            body.add("const uint stop_ = min(rows, (group_ + 1) * chunk);")
+            body.add("const uint stop_ = uint(min(size_t(rows), (size_t(group_) + 1) * chunk));")
             body.open("for (uint row = group_ * chunk; row < stop_; ++row)")
             body.add("const bool live_ = true;")
         else:

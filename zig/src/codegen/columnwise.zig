@@ -35,7 +35,7 @@ pub const Columnwise = struct {
         var body: Body = .init(arena);
         try body.add("const uint first_ = thread_position_in_grid.x * N;", .{});
         try body.add("const uint part_ = thread_position_in_grid.y;", .{});
-        try body.add("const uint stop_ = min(rows, (part_ + 1) * chunk);", .{});
+        try body.add("const uint stop_ = uint(min(size_t(rows), (size_t(part_) + 1) * chunk));", .{});
         try text.addWidth(&body, p.inputs, &.{});
         for (p.inputs) |x| if (x.kind == .scalar) {
             try text.addScalar(&body, x);

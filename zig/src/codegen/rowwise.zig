@@ -121,7 +121,7 @@ pub const Rowwise = struct {
             try body.add("float {s}_sum_tail[(U + TPR - 1) / TPR] = {{0}};", .{y.name});
         };
         if (p.hasColumns()) {
-            try body.add("const uint stop_ = min(rows, (group_ + 1) * chunk);", .{});
+            try body.add("const uint stop_ = uint(min(size_t(rows), (size_t(group_) + 1) * chunk));", .{});
             try body.open("for (uint row = group_ * chunk; row < stop_; ++row)", .{});
             try body.add("const bool live_ = true;", .{});
         } else {
