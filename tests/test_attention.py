@@ -237,6 +237,25 @@ def test_a_gradient_of_gradients_may_be_compiled(which, strict):
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gradient_of_gradients_does_not_depend_on_the_settings_of_who_asks(kind):
+    """Partial sums of dq, and the tiles of a mask that is broadcast, are those of the launch."""
+    q, k, v = qkv(queries=100, keys=150)
+    (mask,) = arrays((2, 1, 150), seed=7)
+
+    def penalty(*xs):
+        with launch.geometry(kind):
+            found = mx.grad(lambda *ys: mx.sin(attention(*ys)).sum(), range(4))(*xs)
+        return sum(x.square().sum() for x in found)
+
+    with launch.geometry(kind):
+        wants = mx.grad(penalty, range(4))(q, k, v, mask)
+    with launch.geometry(next(x for x in KINDS if x != kind)):
+        gots = mx.grad(penalty, range(4))(q, k, v, mask)
+    for got, want in zip(gots, wants, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
 def test_the_backward_is_the_same_every_time():
     values = qkv(b=2, h=4, k=2, queries=300, keys=300, d=32, v=32)
     cotangents = arrays((2, 4, 300, 32))
@@ -285,6 +304,26 @@ def test_a_query_whose_scores_are_all_minus_infinity(target, sinks):
     np.testing.assert_array_equal(to_numpy(lse)[..., others], to_numpy(plain_lse)[..., others])
 
 
+@pytest.mark.parametrize("keys", [20, 40])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_query_without_scores_has_no_part_in_the_gradient_of_a_sink(kind, keys):
+    """With more keys than queries, of which there are few, it is decoding."""
+    q, k, v = qkv(queries=20 if keys == 20 else 6, keys=keys)
+    mask = mx.zeros((q.shape[2], keys))
+    mask[2] = -mx.inf
+    kept = mx.arange(q.shape[2])[:, None] != 2
+
+    def loss(sinks):
+        return mx.where(kept, attention(q, k, v, mask, sinks), 0.0).sum()
+
+    with launch.geometry(kind):
+        got = mx.grad(loss)(mx.array([-mx.inf, 0.5]))
+    with zmlx.target("reference"):
+        want = mx.grad(loss)(mx.array([-mx.inf, 0.5]))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    assert want[0] == 0
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("keys", [5, 40])
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": 2, "return_lse": True}],
@@ -313,6 +352,16 @@ def test_without_keys_there_is_nothing_to_attend_to(target, options):
     assert (to_numpy(lse) == -np.inf).all()
     assert not to_numpy(sunk).any()
     np.testing.assert_array_equal(to_numpy(sink), np.broadcast_to([[1.0], [2.0]], sink.shape))
+
+
+@pytest.mark.parametrize("options", [{"causal": True}, {"window": 3}], ids=str)
+def test_the_reference_counts_past_256_in_half_precision(options):
+    q, k, v = qkv(queries=300, keys=600, dtype=mx.bfloat16)
+    got = get("scaled_dot_product_attention").reference(q, k, v, **options)
+    want = get("scaled_dot_product_attention").reference(
+        *[x.astype(mx.float32) for x in (q, k, v)], **options
+    )
+    np.testing.assert_allclose(to_numpy(got), to_numpy(want), atol=0.05)
 
 
 def test_heads_that_share_keys_equal_repeated_keys():
@@ -412,6 +461,20 @@ def test_a_compiled_step_decodes(monkeypatch):
     monkeypatch.setattr(attention_launch, "_forward", None)
     values = qkv(queries=1)
     assert_right(mx.compile(attention)(*values), values)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_few_queries_of_wide_heads_have_gradients(kind):
+    """They are decoded, whatever tiles have room for."""
+    values = qkv(h=1, queries=2, keys=9, d=1500, v=1500)
+    with launch.geometry(kind):
+        check(values)
+
+
+def test_few_queries_of_heads_that_no_stack_has_room_for():
+    q, k, v = qkv(h=1, queries=1, keys=2, d=65537)
+    with pytest.raises(ValueError, match=r"\[scaled_dot_product_attention\] 'v' must have"):
+        attention(q, k, v)
 
 
 # ---- memory -------------------------------------------------------------------------------------

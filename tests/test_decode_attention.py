@@ -1,14 +1,18 @@
 """decode_attention, paged_attention and quantized_attention equal the plain op, and keep to what
 tables and lengths allow."""
 
+import subprocess
+import sys
+
 import mlx.core as mx
 import numpy as np
 import pytest
 from attention_oracle import assert_right, assert_right_gradients
+from plain_gradients import plain_gradients
 
 import zmlx
 from zmlx import checks, launch, metal
-from zmlx.kernels import decode_attention, paged_attention, quantized_attention
+from zmlx.kernels import decode_attention, decode_launch, paged_attention, quantized_attention
 from zmlx.kernels.attention import scaled_dot_product_attention_reference as plain
 from zmlx.kernels.decode_lanes import LANES
 from zmlx.kernels.paged import paged_attention_reference
@@ -212,6 +216,22 @@ def test_no_keys_are_nan_and_with_sinks_zero():
     assert np.isfinite(out[1]).all()
 
 
+@pytest.mark.parametrize(("b", "h", "queries"), [(2, 4, 0), (2, 0, 3), (0, 4, 3)])
+def test_no_queries_launch_nothing(b, h, queries, monkeypatch):
+    monkeypatch.setattr(decode_launch, "_spans", None)
+    q, k, _ = qkv(b=b, h=4, queries=queries)
+    q, packed = q[:, :h], [x[:b] for x in mx.quantize(qkv()[1], 32, 8)]
+    cache, table = paged(qkv()[1], 16, np.random.default_rng(1))
+    lengths = mx.array([9, 9])
+    for sinks in (None, mx.zeros((h,))):
+        for width, out in (
+            (16, decode_attention(q, k, k[..., :16], sinks=sinks)),
+            (16, paged_attention(q, cache, cache[..., :16], table[:b], lengths[:b], sinks)),
+            (32, quantized_attention(q, *packed, *packed, None, sinks)),
+        ):
+            assert np.array(out).shape == (b, h, queries, width)
+
+
 # ---- gradients -----------------------------------------------------------------------------------
 
 
@@ -228,6 +248,23 @@ def test_queries_before_the_first_key_count_below_zero(target, dtype):
     assert np.isnan(np.array(none)).all()
     want = each_batch(q[1:], k[1:], v[1:], lengths[1:], xp=mx, **options)
     np.testing.assert_allclose(np.array(got)[1:], np.array(want), rtol=1e-5, atol=1e-6)
+
+
+def test_rows_of_a_cache_of_no_blocks_are_not_read():
+    """They would lie in no array's memory."""
+    script = """if True:
+        import mlx.core as mx
+        from zmlx.kernels import paged_attention
+        q, pool = mx.ones((1, 1, 1, 64)), mx.zeros((0, 2**20, 1, 64))
+        out = paged_attention(q, pool, pool, mx.zeros((1, 1), mx.int32), mx.array([2**20]))
+        try:
+            mx.eval(out)
+        except RuntimeError as error:
+            assert "'block_table' must be in range but got 0" in str(error)
+        else:
+            raise AssertionError(out)
+    """
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 @pytest.mark.parametrize("target", ["cpu", "reference"])
@@ -255,6 +292,27 @@ def test_paged_has_the_gradients_of_the_plain_op():
         lambda *xs: paged_attention(*xs, causal=True), values, range(3),
         arrays((1, 4, 2, 32), seed=5), paged_attention_reference, causal=True,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_do_not_depend_on_the_settings_of_who_asks(kind):
+    """What a call was split into is known where its gradient is made."""
+    q, k, v = qkv(b=1)
+    other = next(x for x in KINDS if x != kind)
+
+    def loss(q, k, v):
+        with launch.geometry(kind):
+            return (decode_attention(q, k, v) ** 2).sum()
+
+    def tangent(q):
+        return mx.jvp(lambda q: loss(q, k, v), [q], [q])[1][0]
+
+    with launch.geometry(kind):
+        wants = [*mx.grad(loss, (0, 1, 2))(q, k, v), tangent(q)]
+    with launch.geometry(other):
+        gots = [*mx.grad(loss, (0, 1, 2))(q, k, v), tangent(q)]
+    for got, want in zip(gots, wants, strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -303,6 +361,9 @@ def bad_calls(sinks=None):
         "block_table": lambda: paged_attention(
             q, cache, cache, mx.array(wild), mx.array([9, 300]), sinks
         ),
+        "block_table in a window": lambda: paged_attention(
+            q, cache, cache, mx.array(wild), mx.array([9, 47]), sinks, window=5
+        ),
         "context_lens": lambda: paged_attention(q, cache, cache, table, mx.array([305, 20]), sinks),
         "good": lambda: paged_attention(q, cache, cache, mx.array(wild), few, sinks),
     }
@@ -327,7 +388,8 @@ def test_values_out_of_range_make_their_batch_nan_in_plain_mlx(name, sinks):
     with zmlx.target("reference"):
         out = np.isnan(np.array(call()))
     bad = {"good": [False, False], "lengths": [False, True], "block_table": [False, True],
-           "block_table of 64 bits": [False, True]}.get(name, [True, False])  # fmt: skip
+           "block_table of 64 bits": [False, True],
+           "block_table in a window": [False, True]}.get(name, [True, False])  # fmt: skip
     assert out.all(axis=(1, 2, 3)).tolist() == bad
     assert out.any(axis=(1, 2, 3)).tolist() == bad
 
@@ -352,6 +414,36 @@ def test_entries_past_the_context_have_no_part_in_gradients():
         assert all(np.isfinite(np.array(x)).all() for x in every(*values))
 
 
+@pytest.mark.parametrize("way", ["kernel", "grad of vmap", "vmap of grad", "reference"])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("dtype", [mx.int32, mx.int64], ids=str)
+def test_blocks_before_every_window_count_for_nothing(causal, dtype, way, monkeypatch):
+    """A server frees them: their entries are -1, and what lay there may be no number."""
+    monkeypatch.setattr(checks, "ENABLED", True)
+    q, k, v = qkv(b=2)
+    (cache_k, table), (cache_v, _) = (paged(x, 16, np.random.default_rng(1)) for x in (k, v))
+    # The first of 3 queries is at key 287, and its window of 10 begins in block 17.
+    freed = np.array(table)
+    gone, freed[:, :17] = mx.array(freed[:, :17].copy()), -1
+
+    def run(caches, table):
+        def function(*xs):
+            lengths = mx.array([290, 299])
+            return paged_attention(*xs, table, lengths, causal=causal, window=10)
+
+        if way == "kernel":
+            return [function(q, *caches)]
+        (slopes,) = arrays((2, 4, 3, 16), seed=5)
+        return plain_gradients(way, function, [q, *caches], range(3), [slopes])
+
+    wants = run((cache_k, cache_v), table)
+    cache_k[gone] = cache_v[gone] = mx.nan
+    gots = run((cache_k, cache_v), mx.array(freed).astype(dtype))
+    for got, want in zip(gots, wants, strict=True):
+        np.testing.assert_array_equal(got, want)
+        assert np.isfinite(np.array(got)).all()
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -370,8 +462,23 @@ def test_entries_past_the_context_have_no_part_in_gradients():
         (lambda q, k, v: quantized_attention(q, *[mx.quantize(k, 32, 8)[0],
                                                   *[mx.ones((2, 2, 300, 2))] * 2] * 2),
          r"\[quantized_attention\] 'k_scales' must have a multiple of 32 values in a group"),
+        (lambda q, k, v: decode_attention(*[mx.zeros((1, 1, 1, 65537))] * 3),
+         r"\[decode_attention\] 'q' must have rows of at most 8192 values but got 65537"),
+        (lambda q, k, v: paged_attention(mx.zeros((1, 1, 1, 8)), mx.zeros((1, 1, 1, 8)),
+                                         mx.zeros((1, 1, 1, 8193)), mx.array([[0]]), mx.array([1])),
+         r"\[paged_attention\] 'v_cache' must have rows of at most 8192 values but got 8193"),
     ],
 )  # fmt: skip
 def test_errors(call, message):
     with pytest.raises(ValueError, match=message):
         call(*qkv())
+
+
+@pytest.mark.parametrize("d", [3, 31, 33, 39])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_queries_are_as_wide_as_the_values_that_keys_pack(d, bits):
+    q, k, _ = qkv()
+    packed = mx.quantize(k, 32, bits)
+    message = r"\[quantized_attention\] 'q' must have a last axis that is a multiple of 32 but got"
+    with pytest.raises(ValueError, match=message):
+        quantized_attention(mx.ones((*q.shape[:3], d)), *packed, *packed, bits=bits)

@@ -16,7 +16,7 @@ from mlx_lm.models.cache import KVCache
 
 import zmlx
 import zmlx.nn as nn
-from zmlx import choice
+from zmlx import choice, launch
 from zmlx.choice import Measurement, decide
 
 #: mlx.nn's layers that zmlx has, with arguments of the constructor.
@@ -262,6 +262,21 @@ def test_multi_head_attention_takes_a_mask():
     x = mx.random.normal((2, 7, 32))
     mask = mnn.MultiHeadAttention.create_additive_causal_mask(7)
     assert mx.allclose(ours(x, x, x, mask), theirs(x, x, x, mask), rtol=1e-4, atol=1e-5).item()
+
+
+@pytest.mark.parametrize(("kind", "width"), [("cpu", 1032), ("gpu", 520)])
+@pytest.mark.parametrize("length", [1, 20])
+def test_attention_takes_heads_that_no_tile_has_room_for(kind, width, length):
+    ours, theirs = both("MultiHeadAttention", (width, 1), {})
+    x = mx.random.normal((1, length, width))
+
+    def loss(layer, x):
+        with launch.geometry(kind), zmlx.prefer("zmlx"):
+            return mx.sin(layer(x, x, x)).sum()
+
+    got, want = (mx.value_and_grad(loss, 1)(layer, x) for layer in (ours, theirs))
+    for a, b in zip(got, want, strict=True):
+        assert mx.allclose(a, b, rtol=1e-4, atol=1e-4).item()
 
 
 @pytest.mark.parametrize("gate", ["swiglu", "geglu", "geglu_tanh", "reglu", "glu"])

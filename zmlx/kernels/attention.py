@@ -120,9 +120,9 @@ def scaled_dot_product_attention(
         q: (B, H, L, D) in float32, float16 or bfloat16; computed in float32.
         k: (B, K, S, D); K divides H, and query head h reads head h div (H / K).
         v: (B, K, S, V); D and V, rounded up to multiples of 8, make at most 2048, 1024 on a GPU.
-            Up to 16 queries over more keys, 8 on a GPU, read k, v and the mask where they lie.
-        mask: broadcasts to (B, H, L, S): bool (True keeps the score) or floating (added). It is
-            read where it lies.
+            Up to 16 queries over more keys, 8 on a GPU, read k, v and the mask where they lie;
+            then D and V are each at most 8192, and what is beyond the tiles has MLX's gradients.
+        mask: broadcasts to (B, H, L, S): bool (True keeps the score) or floating (added).
         sinks: (H,), a score per head that takes part in the softmax without a value.
         scale: a number. Default: 1 / sqrt(D).
         causal: query i keeps key j only if j ≤ i + S - L, as in MLX.

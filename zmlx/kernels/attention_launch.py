@@ -20,6 +20,7 @@ from .attention_kernels import forward
 from .attention_plain import backward_in_mlx, forward_in_mlx
 from .attention_text import ADDED, Form
 from .decode_cache import PLAIN, Cache
+from .decode_launch import WIDEST, runs_on_cpu
 from .decode_launch import attend as decode
 from .decode_launch import attend_with_statistics as decode_with_statistics
 
@@ -78,6 +79,11 @@ def _tiling(chosen: launch.Settings, form: Form, inputs: Arrays) -> tiles.Tiling
     return tiling
 
 
+def fits(q: mx.array, v: mx.array) -> bool:
+    """Whether the tiles of the kernels have room for rows of these widths."""
+    return tiles.tiling(launch.settings(), q.shape[-1], v.shape[-1], longest=1) is not None
+
+
 def _count(n: int, tile: int) -> int:
     return -(-n // tile)
 
@@ -105,38 +111,41 @@ def _forward(form: Form, statistics: bool, on_cpu: bool) -> BodyKernel:
     )
 
 
-def _chunks(chosen: launch.Settings, q: mx.array, k: mx.array, lanes: int) -> int:
+def _chunks(chosen: launch.Settings, form: Form, inputs: Arrays) -> int:
     """Groups that share the keys of a head in the backward: by tiles, or, where dq is summed along
     with dk and dv, as few as keep a CPU busy."""
-    count = max(1, _count(k.shape[2], lanes))
+    k = inputs[1]
+    count = max(1, _count(k.shape[2], _tiling(chosen, form, inputs).lanes))
     if launch.is_cpu(chosen):
         return min(count, max(1, _CPU_GROUPS // max(1, k.shape[0] * k.shape[1])))
     return count
 
 
 @cache
-def _backward_keys(form: Form, with_dq: bool, on_cpu: bool) -> BodyKernel:
+def _backward_keys(form: Form, dq_chunks: int, on_cpu: bool) -> BodyKernel:
+    """The gradients of k and v, and that of q in chunks, if any."""
+
     def plan(chosen: launch.Settings, inputs: Arrays) -> Plan:
         q, k, v = inputs[:3]
-        chunks = _chunks(chosen, q, k, _tiling(chosen, form, inputs).lanes)
+        chunks = dq_chunks or _chunks(chosen, form, inputs)
         outputs = [(tuple(k.shape), q.dtype), (tuple(v.shape), q.dtype)]
-        if with_dq:
+        if dq_chunks:
             outputs.append(((chunks, *q.shape), mx.float32))
         return _plan(chosen, form, inputs, (chunks, k.shape[1], k.shape[0]), outputs)
 
     def in_mlx(*inputs: mx.array, dynamic: bool = False) -> Arrays:
         dq, dk, dv, _ = backward_in_mlx(form, inputs, dynamic)
         dk, dv = dk.astype(inputs[1].dtype), dv.astype(inputs[2].dtype)
-        if not with_dq:
+        if not dq_chunks:
             return dk, dv
-        q, k = inputs[:2]
-        chosen = launch.settings()
-        chunks = _chunks(chosen, q, k, _tiling(chosen, form, inputs).lanes)
-        zeros = [mx.zeros_like(dq)] * (chunks - 1)
+        zeros = [mx.zeros_like(dq)] * (dq_chunks - 1)
         return dk, dv, mx.stack([dq, *zeros])
 
     return BodyKernel(
-        backward_keys(form, with_dq, on_cpu), plan, in_mlx, dynamic=partial(in_mlx, dynamic=True)
+        backward_keys(form, dq_chunks > 0, on_cpu),
+        plan,
+        in_mlx,
+        dynamic=partial(in_mlx, dynamic=True),
     )
 
 
@@ -156,14 +165,12 @@ def _backward_queries(form: Form, on_cpu: bool) -> BodyKernel:
 
 
 @cache
-def _backward_mask(form: Form, on_cpu: bool) -> BodyKernel:
+def _backward_mask(form: Form, tiling: tiles.Tiling, on_cpu: bool) -> BodyKernel:
     """The gradient of an added mask; what was broadcast along queries or keys is summed but for a
     tile of them."""
 
     def plan(chosen: launch.Settings, inputs: Arrays) -> Plan:
-        mask = form.named(inputs)["mask"]
-        tiling = _tiling(chosen, form, inputs)
-        b, h, queries, keys = mask.shape
+        b, h, queries, keys = form.named(inputs)["mask"].shape
         grid = (_count(queries, tiling.lanes), _count(keys, tiling.rows), b * h)
         shape = (
             b, h, tiling.lanes if queries == 1 else queries, tiling.rows if keys == 1 else keys
@@ -175,8 +182,6 @@ def _backward_mask(form: Form, on_cpu: bool) -> BodyKernel:
     def in_mlx(*inputs: mx.array, dynamic: bool = False) -> Arrays:
         ds = backward_in_mlx(form, inputs, dynamic)[3]
         mask = form.named(inputs)["mask"]
-        chosen = launch.settings()
-        tiling = _tiling(chosen, form, inputs)
         axes = [a for a in range(4) if mask.shape[a] == 1]
         ds = ds.sum(axis=axes, keepdims=True) if axes else ds
         for axis, n in ((2, tiling.lanes), (3, tiling.rows)):
@@ -207,19 +212,17 @@ _DELTA = PatternKernel(
     (mx.float32,),
 )  # fmt: skip
 
+#: A query without scores, whose weight is 0, has no gradient.
 _SINK_TERM = nary_from_expr(
-    "-exp(sink - peak) / weight * delta", ("sink", "peak", "weight", "delta"), name=f"{_OP}_dsink"
+    "weight == 0 ? 0 : -exp(sink - peak) / (weight == 0 ? 1 : weight) * delta",
+    ("sink", "peak", "weight", "delta"),
+    name=f"{_OP}_dsink",
 )
-#: The logarithm of 0, of a query without scores, has no gradient.
 _LSE = nary_from_expr(
     "weight == 0 ? -inf : peak + log(weight == 0 ? 1 : weight)",
     ("peak", "weight"),
     name=f"{_OP}_lse",
 )
-
-
-def _on_cpu() -> bool:
-    return launch.is_cpu(launch.settings())
 
 
 def _rule(form: Form) -> Rule:
@@ -236,10 +239,11 @@ def _rule(form: Form) -> Rule:
         delta = _DELTA(out, dout, weight, dweight)
         inputs = (*primals, dout, peak, weight, delta)
         found: dict[str, mx.array] = {}
-        on_cpu = _on_cpu()
+        chosen = launch.settings()
+        on_cpu = launch.is_cpu(chosen)
         if want & {"k", "v"}:
-            both = on_cpu and "q" in want
-            found["k"], found["v"], *rest = _backward_keys(form, both, on_cpu)(*inputs)
+            dq_chunks = _chunks(chosen, form, primals) if on_cpu and "q" in want else 0
+            found["k"], found["v"], *rest = _backward_keys(form, dq_chunks, on_cpu)(*inputs)
             if rest:
                 chunks = rest[0]
                 dq = chunks.squeeze(0) if chunks.shape[0] == 1 else chunks.sum(axis=0)
@@ -248,7 +252,8 @@ def _rule(form: Form) -> Rule:
             found["q"] = _backward_queries(form, on_cpu)(*inputs)
         if "mask" in want and form.mask == ADDED:
             mask = named["mask"]
-            dmask = _backward_mask(form, on_cpu)(*inputs)
+            tiling = _tiling(chosen, form, primals)
+            dmask = _backward_mask(form, tiling, on_cpu)(*inputs)
             axes = [a for a in (2, 3) if mask.shape[a] != dmask.shape[a]]
             dmask = dmask.sum(axis=axes, keepdims=True) if axes else dmask
             found["mask"] = dmask.astype(mask.dtype)
@@ -264,8 +269,10 @@ def _rule(form: Form) -> Rule:
 
 def _few(form: Form, inputs: Arrays) -> bool:
     """Whether queries are so few, and the last of a cache, that the keys are what takes time."""
-    queries, keys = inputs[0].shape[2], inputs[1].shape[2]
-    return not form.spans and queries <= (_CPU_FEW if _on_cpu() else _GPU_FEW) and queries < keys
+    q, k, v = inputs[:3]
+    queries = q.shape[2]
+    few = queries < k.shape[2] and queries <= (_CPU_FEW if runs_on_cpu() else _GPU_FEW)
+    return few and not form.spans and max(q.shape[3], v.shape[3]) <= WIDEST
 
 
 def _decode(form: Form, statistics: bool, *inputs: mx.array) -> Any:
@@ -278,13 +285,17 @@ def _decode(form: Form, statistics: bool, *inputs: mx.array) -> Any:
     return run(cache, [named[name] for name in cache.inputs], named.get("sinks"))
 
 
+def _in_mlx(form: Form, *inputs: mx.array) -> Arrays:
+    return forward_in_mlx(form, inputs)
+
+
 def attend(form: Form, inputs: Arrays, return_lse: bool) -> Any:
     """out, or (out, lse), of the inputs that the form names."""
     q, v = inputs[0], inputs[2]
     if q.size == 0:
         out = mx.zeros((*q.shape[:3], v.shape[-1]), q.dtype)
         return (out, mx.zeros(q.shape[:3])) if return_lse else out
-    on_cpu, plain = _on_cpu(), launch.settings().target == "reference"
+    on_cpu, plain = runs_on_cpu(), launch.settings().target == "reference"
     tracing = cpu.maybe_tracing(inputs)
     statistics = bool(plain or tracing or return_lse)
     run: Any
@@ -293,7 +304,9 @@ def attend(form: Form, inputs: Arrays, return_lse: bool) -> Any:
     else:
         run = partial(_decode, form, statistics)
         if statistics:
-            run = custom_function(_OP, run, _rule(form))
+            # Tiles, which these heads may be too wide for, are what the rule goes by.
+            rule = _rule(form) if fits(q, v) else None
+            run = custom_function(_OP, run, rule, partial(_in_mlx, form))
     if not statistics:
         return run(*inputs)
     out, peak, weight = run(*inputs)

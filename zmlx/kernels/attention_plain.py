@@ -42,9 +42,11 @@ def _scores(
     elif mask is not None:
         z = z + mask
     if causal or window is not None or spans is not None:
-        # Positions and lengths from the elements, which a shapeless compile may change.
+        # Positions and lengths from the elements, which a shapeless compile may change. Half
+        # precision does not count far.
         ones_q, ones_k = (
-            xp.max(xp.ones_like(xp.stop_gradient(x)), axis=(1, 3), keepdims=True) for x in (q, k)
+            xp.max(xp.ones_like(xp.stop_gradient(x)), axis=(1, 3), keepdims=True).astype(xp.float32)
+            for x in (q, k)
         )
         ones_k = xp.swapaxes(ones_k, -1, -2)
         key = xp.cumsum(ones_k, axis=-1)

@@ -61,7 +61,8 @@ def decode_attention(
     """`scaled_dot_product_attention` for few queries over many keys.
 
     Args:
-        q: (B, H, L, D) in float32, float16 or bfloat16, the last L positions.
+        q: (B, H, L, D) in float32, float16 or bfloat16, the last L positions. D and V are at most
+            8192.
         k, v: (B, K, S, D) and (B, K, S, V) of the same dtype; K divides H. They are read where they
             lie, so that slices of a cache are not copied.
         lengths: (B,) integers in [0, S], the keys that each batch has. Default: S.

@@ -111,7 +111,7 @@ float tile[ALONE ? 1 : KEYS * (SLOTS > SLOTS_V ? SLOTS : SLOTS_V)];
 float part[ALONE ? ROWS * KEYS * W / AT : 1];
 @room
 @rows
-for (int start = low; start < to; start += KEYS) {
+for (int start = low; start < to && good; start += KEYS) {
     const int count = min(KEYS, to - start);
     float s[ROWS * KEYS];
     @rows_of_tile

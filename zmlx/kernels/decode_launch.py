@@ -23,6 +23,8 @@ from .decode_kernels import combine, spans
 
 #: Rows that a group works on at once, at most.
 _MOST_ROWS = 8
+#: Values of a row, at most: a thread of a CPU keeps a tile of rows on its stack.
+WIDEST = 8192
 #: Keys of a span and of a tile, on a CPU and on a GPU.
 _CPU_SPAN, _GPU_SPAN = 1024, 256
 _CPU_KEYS, _GPU_KEYS = 32, 8
@@ -35,22 +37,37 @@ def _rows(queries: int, heads: int, kv_heads: int) -> tuple[int, int]:
     return -(-rows // chunks), chunks
 
 
+def _keys(form: Cache, named: dict[str, mx.array]) -> tuple[int, int]:
+    """Heads of keys, and keys that a batch has room for."""
+    k = named["k"]
+    if form.kind == PAGED:
+        return k.shape[2], named["block_table"].shape[1] * k.shape[1]
+    return k.shape[1], k.shape[2]
+
+
+def runs_on_cpu() -> bool:
+    """Whether the settings in force have the geometry of a CPU."""
+    return launch.is_cpu(launch.settings())
+
+
 @cache
-def _spans(form: Cache, bits: int, group_size: int) -> BodyKernel:
+def _spans(form: Cache, bits: int, group_size: int, on_cpu: bool) -> BodyKernel:
+    span = _CPU_SPAN if on_cpu else _GPU_SPAN
+
     def plan(chosen: launch.Settings, inputs: Arrays) -> Plan:
         named = dict(zip(form.inputs, inputs, strict=False))
         q, k, v = named["q"], named["k"], named["v"]
         b, h, queries, d = q.shape
-        size = 0
+        size = k.shape[1] if form.kind == PAGED else 0
         values = v.shape[-1] * 8 // bits if bits else v.shape[-1]
-        if form.kind == PAGED:
-            size, kv_heads = k.shape[1:3]
-            keys = named["block_table"].shape[1] * size
-        else:
-            kv_heads, keys = k.shape[1:3]
-        on_cpu = launch.is_cpu(chosen)
+        for name, width in (("q", d), ("v_cache" if form.kind == PAGED else "v", values)):
+            if width > WIDEST:
+                raise ValueError(
+                    f"[{NAMES[form.kind]}] '{name}' must have rows of at most {WIDEST} values but "
+                    f"got {width}."
+                )
+        kv_heads, keys = _keys(form, named)
         rows, chunks = _rows(queries, h, kv_heads)
-        span = _CPU_SPAN if on_cpu else _GPU_SPAN
         splits = max(1, -(-keys // span))
         threads = 1 if on_cpu else 32
         template = (
@@ -70,16 +87,18 @@ def _spans(form: Cache, bits: int, group_size: int) -> BodyKernel:
     def in_mlx(*inputs: mx.array) -> Arrays:
         named = dict(zip(form.inputs, inputs, strict=False))
         q, (k, v) = named["q"].astype(mx.float32), _dense(form, named, bits, mx)
-        b, kv_heads, rows, splits, _ = plan(launch.settings(), inputs).shapes[0]
+        kv_heads, keys = _keys(form, named)
+        splits = max(1, -(-keys // span))
         z = decode_scores(
             q, k, named.get("lengths"), named["scale"], form.causal, named.get("window"),
             named.get("softcap"), mx, _mask(form, named),
         )  # fmt: skip
         # A span is an axis; what is missing from the last one has no weight.
-        span = _CPU_SPAN if launch.is_cpu(launch.settings()) else _GPU_SPAN
-        z = z.reshape(b, kv_heads, rows, z.shape[-1])
+        b, h, queries, _ = q.shape
+        rows = h // kv_heads * queries
+        z = z.reshape(b, kv_heads, rows, keys)
         # No mx.pad: in MLX 0.32.2 the gradient of its vmap is wrong.
-        missing = splits * span - z.shape[-1]
+        missing = splits * span - keys
         z = mx.concatenate([z, mx.full((b, kv_heads, rows, missing), -mx.inf)], axis=-1)
         v = mx.concatenate([v, mx.zeros((b, kv_heads, missing, v.shape[-1]), v.dtype)], axis=2)
         z = mx.unflatten(z, -1, (splits, span))
@@ -96,6 +115,19 @@ def _spans(form: Cache, bits: int, group_size: int) -> BodyKernel:
     )
 
 
+def _reach(form: Cache, named: dict[str, mx.array]) -> tuple[mx.array, mx.array]:
+    """The first key that a window of each batch reaches, and the end of its keys: (B, 1), or (1, 1)
+    where all batches are whole."""
+    given = named["lengths"] if form.lengths else mx.array([_keys(form, named)[1]])
+    end = mx.expand_dims(given.astype(mx.int64), 1)
+    if not form.window:
+        return mx.zeros_like(end), end
+    # The first query has all keys alike where its window has none.
+    position, window = end - named["q"].shape[2], named["window"].astype(mx.int64)
+    none = position + (0 if form.causal else window - 1) < 0
+    return mx.where(none, 0, mx.maximum(position - window + 1, 0)), end
+
+
 def _bad(form: Cache, named: dict[str, mx.array]) -> mx.array:
     """Whether a batch's length is out of range, or a block that it has."""
     lengths, k = named["lengths"].astype(mx.int64), named["k"]
@@ -104,7 +136,9 @@ def _bad(form: Cache, named: dict[str, mx.array]) -> mx.array:
     table = named["block_table"].astype(mx.int64)
     size, count = k.shape[1], table.shape[1]
     wrong = mx.logical_or(table < 0, table >= k.shape[0])
-    wrong = mx.logical_and(wrong, size * mx.arange(count) < lengths[:, None])
+    first, end = _reach(form, named)
+    start = size * mx.arange(count)
+    wrong = mx.logical_and(wrong, mx.logical_and(start + size > first, start < end))
     beyond = mx.logical_or(lengths < 0, lengths > count * size)
     return mx.logical_or(beyond, wrong.any(axis=1))
 
@@ -141,8 +175,9 @@ def _values(form: Cache) -> Any:
                 raise ValueError(f"[{NAMES[form.kind]}] '{name}' must be in range but got {n}.")
         if paged:
             table = np.array(named["block_table"]).astype(np.int64)
-            for row, n in zip(table, lengths, strict=True):
-                for block in row[: -(-int(n) // size)]:
+            firsts = np.array(_reach(form, named)[0])[:, 0]
+            for row, first, n in zip(table, firsts, lengths, strict=True):
+                for block in row[int(first) // size : -(-int(n) // size)]:
                     if not 0 <= block < named["k"].shape[0]:
                         raise ValueError(
                             f"[{NAMES[PAGED]}] 'block_table' must be in range but got {block}."
@@ -193,7 +228,10 @@ def attend(
 ) -> mx.array:
     """The op on the inputs that the form names."""
     q = inputs[0]
-    found = _spans(form, bits, group)(*inputs)
+    if q.size == 0:
+        v = inputs[form.inputs.index("v")]
+        return mx.zeros((*q.shape[:3], v.shape[-1] * 8 // bits if bits else v.shape[-1]), q.dtype)
+    found = _spans(form, bits, group, runs_on_cpu())(*inputs)
     some = () if sinks is None else (sinks,)
     out = _combine(NAMES[form.kind], sinks is not None, q.dtype, False)(*found, *some)
     return out.reshape(*q.shape[:3], out.shape[-1])  # type: ignore[no-any-return]
@@ -204,7 +242,7 @@ def attend_with_statistics(
 ) -> Arrays:
     """out, and the peak and the total of each query's scores."""
     q = inputs[0]
-    found = _spans(form, 0, 0)(*inputs)
+    found = _spans(form, 0, 0, runs_on_cpu())(*inputs)
     some = () if sinks is None else (sinks,)
     out, *rest = _combine(NAMES[form.kind], sinks is not None, q.dtype, True)(*found, *some)
     peak, weight = (x.reshape(q.shape[:3]) for x in rest)
@@ -284,8 +322,10 @@ def _dense(form: Cache, named: dict[str, mx.array], bits: int, xp: Any) -> tuple
             for n in ("k", "v")
         )
     k, v = k.astype(mx.float32), v.astype(mx.float32)
-    if form.lengths:  # what lies past the last key has no part in gradients, not even as NaN
-        own = mx.arange(k.shape[2])[:, None] < named["lengths"][:, None, None, None]
+    if form.lengths or form.window:  # what no query has has no part in gradients, not even as NaN
+        first, end = (mx.expand_dims(x, (2, 3)) for x in _reach(form, named))
+        key = mx.arange(k.shape[2])[:, None]
+        own = mx.logical_and(key >= first, key < end)
         k, v = mx.where(own, k, 0.0), mx.where(own, v, 0.0)
     return k, v
 

@@ -60,7 +60,8 @@ def paged_attention(
         q: (B, H, L, D) in float32, float16 or bfloat16.
         k_cache, v_cache: (blocks, block size, K, D) and (blocks, block size, K, V), q's dtype.
         block_table: (B, N) integers: block n of a batch has its keys n · block size and on.
-            Entries past the context are not read.
+            Entries past the context, and those before the window of every query, are not read and
+            may be any number.
         context_lens: (B,) integers in [0, N · block size], the keys of each batch.
         sinks, scale, causal, window, softcap: as in `decode_attention`.
 

@@ -64,7 +64,7 @@ def quantized_attention(
     """`decode_attention` over keys and values that `mx.quantize` packed, which are not expanded.
 
     Args:
-        q: (B, H, L, D) in float32, float16 or bfloat16.
+        q: (B, H, L, D) in float32, float16 or bfloat16; D is a multiple of 32.
         k, k_scales, k_biases: `mx.quantize(keys, group_size, bits)` of keys (B, K, S, D).
         v, v_scales, v_biases: the same of values (B, K, S, V), with the same group size.
         bits: 4 or 8.
@@ -82,6 +82,10 @@ def quantized_attention(
     if bits not in (4, 8):
         raise ValueError(f"[{op}] 'bits' must be 4 or 8 but got {bits}.")
     b, h, _, d = q.shape
+    if d % 32:  # a group of `mx.quantize` has no fewer values
+        raise ValueError(
+            f"[{op}] 'q' must have a last axis that is a multiple of 32 but got {tuple(q.shape)}."
+        )
     groups = []
     for name, words, some in (
         ("k", k, (k_scales, k_biases)),

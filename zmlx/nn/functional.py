@@ -17,6 +17,7 @@ import mlx.nn as mnn
 
 from .. import kernels
 from ..choice import use_kernel
+from ..kernels.attention_launch import fits
 from ..targets import cpu
 
 Function = Callable[..., mx.array]
@@ -278,8 +279,8 @@ def attention(
     mask: Any = None,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """`mx.fast.scaled_dot_product_attention`."""
-    if use_kernel(ATTENTION, queries, keys, values):
+    """`mx.fast.scaled_dot_product_attention`, which also takes heads too wide for our tiles."""
+    if use_kernel(ATTENTION, queries, keys, values) and fits(queries, values):
         kernel = getattr(kernels, ATTENTION)
         causal = isinstance(mask, str)
         if causal and mask != "causal":
