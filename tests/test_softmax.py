@@ -409,6 +409,43 @@ def test_bad_options(options, message):
         masked_softmax(normal(2, 9), **options)
 
 
+def in_vmap(op, x):
+    return mx.vmap(op)(x)
+
+
+def in_jvp(op, x):
+    (y,), (tangent,) = mx.jvp(op, [x], [mx.ones_like(x)])
+    assert mx.isfinite(tangent).all()
+    return y
+
+
+def in_reference(op, x):
+    with zmlx.target("reference"):
+        return op(x)
+
+
+@pytest.mark.parametrize("way", [in_vmap, in_jvp, in_reference], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "op",
+    [
+        softmax,
+        log_softmax,
+        logsumexp,
+        masked_softmax,
+        zmlx.rowwise.reduce("max"),
+        zmlx.rowwise.reduce("min"),
+    ],
+    ids=["softmax", "log_softmax", "logsumexp", "masked_softmax", "max", "min"],
+)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("d", [1, 7, 3001])
+def test_rows_of_the_least_and_the_largest_number_in_plain_mlx(op, way, d, sign):
+    x = mx.full((3, d), sign * mx.finfo(mx.float32).min)
+    want = op(x)
+    assert mx.isfinite(want).all()
+    close(way(op, x), want)
+
+
 @pytest.mark.parametrize("target", ["cpu", "reference"])
 @pytest.mark.parametrize("op", [softmax, log_softmax, masked_softmax, sparsemax],
                          ids=lambda f: f.__name__)  # fmt: skip

@@ -101,9 +101,9 @@ def _extreme(reduce: Callable[..., mx.array], x: mx.array) -> mx.array:
     at a place that depends on x, which has no gradient."""
     top = mx.stop_gradient(reduce(x, axis=-1, keepdims=True))
     equal = x == top
-    share = x / equal.sum(axis=-1, keepdims=True)  # the sum of large ones would be infinite
-    mean = mx.where(equal, share, 0).sum(axis=-1, keepdims=True)
-    return mx.where(mx.isinf(top), mean, mean + mx.stop_gradient(top - mean))
+    finite = mx.where(mx.isinf(top), 0, top)  # sums of what is left of large numbers are finite
+    rest = mx.where(equal, x - finite, 0).sum(axis=-1, keepdims=True)
+    return finite + rest / equal.sum(axis=-1, keepdims=True)
 
 
 def _reduce(r: Reduce, element: mx.array, values: dict[str, mx.array]) -> None:
