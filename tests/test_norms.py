@@ -76,10 +76,16 @@ def test_a_constant_row_gives_the_bias_and_no_gradient():
     assert not np.array(dx).any()
 
 
-@pytest.mark.parametrize("eps", [0.0, 1e-20, 1e20])
-def test_an_eps_whose_square_is_no_float32_is_refused(eps):
-    with pytest.raises(ValueError, match=r"\[l2_norm\] 'eps' must be in \[1e-19, 1e19\] but got"):
+@pytest.mark.parametrize("eps", [0.0, 1.08e-19, 1e20])
+def test_an_eps_whose_square_is_no_normal_float32_is_refused(eps):
+    with pytest.raises(ValueError, match=r"\[l2_norm\] 'eps' must be in \[1.1e-19, 1e19\] but got"):
         l2_norm(normal(3, 4), eps)
+
+
+def test_the_square_of_the_least_eps_is_a_normal_float32():
+    least = np.float32(1.1e-19)
+    assert least * least >= np.finfo(np.float32).tiny
+    assert not np.array(l2_norm(mx.zeros((2, 4)), 1.1e-19)).any()
 
 
 def test_a_row_shorter_than_eps_is_divided_by_eps():
@@ -88,6 +94,18 @@ def test_a_row_shorter_than_eps_is_divided_by_eps():
     np.testing.assert_allclose(to_numpy(l2_norm(x, 1e-2)), want, rtol=1e-6)
     dx = mx.grad(lambda x: l2_norm(x, 1e-2).sum())(x)
     np.testing.assert_allclose(to_numpy(dx)[[0, 2]], 100, rtol=1e-6)
+
+
+@pytest.mark.parametrize("geometry", ["cpu", "gpu"])
+@pytest.mark.parametrize("eps", [0.007, 0.011, 0.022, 0.044, 0.088, 0.105, 9e-4])
+def test_the_gradient_of_a_row_shorter_than_eps_does_not_depend_on_how_its_square_rounds(
+    eps, geometry
+):
+    """The square of eps, and the root of that, may be a unit in the last place off."""
+    x = 0.7 * eps * mx.array([[0.6, 0.8], [-0.8, 0.6], [0.0, 0.0]])
+    with launch.geometry(geometry):
+        dx = mx.grad(lambda x: l2_norm(x, eps).sum())(x)
+    np.testing.assert_allclose(np.array(dx), 1 / eps, rtol=1e-6)
 
 
 def parameter_gradients(function, x, *parameters):
@@ -308,6 +326,25 @@ def test_group_norm_of_a_constant_gives_the_bias_and_no_gradient(geometry):
         dx = mx.grad(lambda x: (group_norm(x, 4) ** 2).sum())(x)
     assert mx.array_equal(y, mx.broadcast_to(bias, x.shape))
     assert not np.array(dx).any()
+
+
+@pytest.mark.parametrize("geometry", ["cpu", "gpu"])
+def test_the_variance_of_many_equal_elements_is_not_negative(geometry):
+    """Rounded sums of a long constant make a mean that is off, and what follows from it is off by
+    more than eps."""
+    x = mx.full((1, 512, 512, 32), 200.7)
+    with launch.geometry(geometry):
+        for y in (group_norm(x, 32), group_norm(x, 32, pytorch_compatible=True),
+                  layer_norm(x.reshape(32, -1))):  # fmt: skip
+            assert np.isfinite(np.array(y)).all()
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_group_norm_counts_elements_of_a_sample_in_32_bits(kind):
+    x = mx.broadcast_to(mx.zeros((1, 1, 1, 2), mx.float16), (1, 65536, 32768, 2))
+    message = r"\[group_norm\] 'x' must have samples of fewer than 2\^32 elements, .* but got \(1,"
+    with launch.geometry(kind), pytest.raises(ValueError, match=message):
+        group_norm(x, 1)
 
 
 def test_group_norm_of_nothing():

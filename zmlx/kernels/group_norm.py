@@ -125,7 +125,8 @@ def group_norm(
         y = (x - mean) · rsqrt(var + eps) · weight + bias
 
     Args:
-        x: (B, *, D) in float32, float16 or bfloat16; computed in float32.
+        x: (B, *, D) in float32, float16 or bfloat16; computed in float32. A sample has fewer than
+            2^32 elements.
         num_groups: divides D.
         weight: (D,), or None for none.
         bias: (D,), or None for none.

@@ -14,7 +14,7 @@ from math import gcd, prod
 import mlx.core as mx
 
 from .. import launch
-from ..body import BodyKernel, Plan, constant
+from ..body import BodyKernel, Plan
 from ..metal import KernelSpec
 from ..transforms import Arrays, Rule
 from .group_norm_plain import (
@@ -24,6 +24,7 @@ from .group_norm_plain import (
     normed_of_any_shape,
     parameter_gradients,
     result_dtype,
+    sizes_of,
     x_gradient,
 )
 
@@ -383,7 +384,7 @@ def forward(grouping: Grouping, vjp: Rule) -> BodyKernel:
             launch.Geometry((), (shape[0], lanes.blocks, 1), (1, 1, 1)),
             (shape, *((shape[0], grouping.groups),) * len(STATISTICS)),
             (dtype, *(mx.float32,) * len(STATISTICS)),
-            (constant(_sizes(grouping, lanes, shape), mx.uint32),),
+            (sizes_of(shape, _sizes(grouping, lanes, shape)),),
         )
 
     return BodyKernel(
@@ -417,7 +418,7 @@ def backward(grouping: Grouping) -> BodyKernel:
             launch.Geometry((), (chunks, lanes.blocks, 1), (1, 1, 1)),
             (shape, *((chunks, shape[-1]),) * sums),
             (x.dtype, *(mx.float32,) * sums),
-            (constant(sizes, mx.uint32),),
+            (sizes_of(shape, sizes),),
         )
 
     def reference(x: mx.array, *arrays: mx.array) -> Arrays:

@@ -8,6 +8,7 @@ from functools import reduce
 
 import mlx.core as mx
 
+from ..body import constant
 from ..transforms import Arrays
 
 #: What the forward keeps of each group of a sample, in float32.
@@ -35,6 +36,16 @@ class Grouping:
     def parameters(self) -> tuple[str, ...]:
         """The arrays of one value per channel."""
         return ("weight",) * self.weighted + ("bias",) * self.biased
+
+
+def sizes_of(x: tuple[int, ...], sizes: tuple[int, ...]) -> mx.array:
+    """The launch constants of an x of that shape, which are numbers of 32 bits."""
+    if max(sizes) >= 2**32:
+        raise ValueError(
+            "[group_norm] 'x' must have samples of fewer than 2^32 elements, and fewer positions "
+            f"and groups in all, but got {x}."
+        )
+    return constant(sizes, mx.uint32)
 
 
 def result_dtype(arrays: Arrays) -> mx.Dtype:

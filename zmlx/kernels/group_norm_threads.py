@@ -12,7 +12,7 @@ from math import prod
 import mlx.core as mx
 
 from .. import launch
-from ..body import BodyKernel, Plan, constant
+from ..body import BodyKernel, Plan
 from ..codegen.reductions import ROW_HEADER
 from ..metal import KernelSpec
 from ..transforms import Arrays, Rule
@@ -23,6 +23,7 @@ from .group_norm_plain import (
     normed_of_any_shape,
     parameter_gradients,
     result_dtype,
+    sizes_of,
     x_gradient,
 )
 
@@ -188,7 +189,7 @@ def _groups(
     size = elements // grouping.groups
     sizes = (items, shape[-1], size, elements)
     geometry = launch.rowwise(chosen, items, size, capped=False)
-    return geometry, constant(sizes, mx.uint32)
+    return geometry, sizes_of(shape, sizes)
 
 
 @cache
@@ -264,7 +265,7 @@ def parameter_backward(grouping: Grouping) -> BodyKernel:
             launch.Geometry((), (channels, chunks, 1), (min(channels, 256), 1, 1)),
             ((chunks, channels),) * len(grouping.summed),
             (mx.float32,) * len(grouping.summed),
-            (constant(sizes, mx.uint32),),
+            (sizes_of(tuple(x.shape), sizes),),
         )
 
     def reference(x: mx.array, *arrays: mx.array) -> Arrays:

@@ -116,7 +116,8 @@ class Variants:
 _RMS_NORM = Variants("rms_norm", "rms")
 _LAYER_NORM = Variants("layer_norm", "layer")
 _L2_NORM = Variants("l2_norm", "l2")
-_SHORTEST, _LONGEST = 1e-19, 1e19
+#: Their squares are normal float32, which no GPU takes for 0.
+_SHORTEST, _LONGEST = 1.1e-19, 1e19
 _ADD_RMS_NORM = Variants("add_rms_norm", "rms", residual=True)
 _ADD_LAYER_NORM = Variants("add_layer_norm", "layer", residual=True)
 
@@ -169,14 +170,15 @@ def l2_norm(x: mx.array, eps: float = 1e-12) -> mx.array:
 
     Args:
         x: (*, D) in float32, float16 or bfloat16; computed in float32.
-        eps: what shorter rows are divided by, in [1e-19, 1e19], so that its square is a float32.
+        eps: what shorter rows are divided by, in [1.1e-19, 1e19], so that its square is a normal
+            float32.
 
     Returns:
         An array of x's shape and dtype. Gradient for x, which is dy / eps in a shorter row.
     """
     number = check_number("l2_norm", "eps", eps)
     if not _SHORTEST <= number <= _LONGEST:
-        raise ValueError(f"[l2_norm] 'eps' must be in [1e-19, 1e19] but got {eps}.")
+        raise ValueError(f"[l2_norm] 'eps' must be in [1.1e-19, 1e19] but got {eps}.")
     return _L2_NORM((x,), None, None, number)  # type: ignore[no-any-return]
 
 

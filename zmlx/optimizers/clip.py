@@ -41,7 +41,8 @@ def _leaves(op: str, gradients: Any) -> list[mx.array]:
 
 
 def global_norm(gradients: Any) -> mx.array:
-    """√Σ g² over all elements of all arrays of a tree, in ⌈arrays / 29⌉ launches per dtype.
+    """√Σ g² over all elements of all arrays of a tree, in ⌈arrays / 29⌉ launches per dtype; arrays
+    of fewer than eight elements have launches of their own.
 
     Args:
         gradients: a tree of arrays; float32, float16 and bfloat16 go through the kernel, squared
