@@ -119,3 +119,13 @@ def test_errors(index, shape, message):
     arrays[index] = mx.zeros(shape)
     with pytest.raises(ValueError, match=re.escape(f"[qk_norm_rope] {message}")):
         qk_norm_rope(*arrays)
+
+
+def test_rows_as_long_as_a_stack_has_room_for():
+    q, weight = mx.ones((1, 1, 1, 2**17 + 2)), mx.ones((2**17 + 2,))
+    message = "[qk_norm_rope] 'q' must have a last axis of at most 131072 but got"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        qk_norm_rope(q, q, weight, weight, 8)
+    q, weight = q[..., 2:], weight[2:]
+    dw = mx.grad(lambda w: qk_norm_rope(q, q, w, weight, 8)[0].sum())(weight)
+    assert mx.isfinite(dw).all()

@@ -228,6 +228,18 @@ def test_errors(options, message):
         rope(normal(2, 3, 5, 8), **options)
 
 
+def test_as_many_dims_as_a_stack_has_room_for():
+    x = mx.ones((1, 1, 1, 2**17 + 2))
+    with pytest.raises(
+        ValueError, match=re.escape("[rope] 'dims' must be even and in [2, 131072]")
+    ):
+        rope(x)
+    y = rope(x, 2**17, offset=1, base=1.0)
+    want = np.full(x.shape, np.cos(1) + np.sin(1))
+    want[..., : 2**16], want[..., 2**17 :] = np.cos(1) - np.sin(1), 1
+    np.testing.assert_allclose(np.array(y), want, rtol=1e-5)
+
+
 def test_two_axes_are_too_few():
     with pytest.raises(ValueError, match=re.escape("[rope] 'x' must have shape (B, *, L, D)")):
         rope(normal(5, 8))

@@ -28,7 +28,7 @@ from ..registry import COUNTS_ELEMENTS, Case, Op, Option, register
 from ..transforms import Arrays
 from .qk_norm_rope_kernels import BACKWARD, FORWARD, ROW_HEADER, SUMS
 from .rope import rope_reference
-from .rope_arguments import check_rows, turning
+from .rope_arguments import MOST_DIMS, check_rows, turning
 from .rope_kernels import Rotation, table_in_mlx, turned, turned_at_any_shape
 
 #: Chunks of positions that partial sums of weight gradients are made of, at most.
@@ -246,7 +246,7 @@ def qk_norm_rope(
 
     Args:
         q: (B, H, L, D), or (B, L, H, D) for the layout "BLHD", in float32, float16 or bfloat16;
-            computed in float32, and rounded once.
+            computed in float32, and rounded once. D is at most 131072.
         k: (B, K, L, D), with any number K of heads; may have another dtype.
         q_weight, k_weight: (D,).
         eps: added to the mean of the squares.
@@ -265,6 +265,10 @@ def qk_norm_rope(
     )  # fmt: skip
     if q.ndim != 4:
         raise ValueError(f"[{op}] 'q' must have 4 axes but got {tuple(q.shape)}.")
+    if q.shape[-1] > MOST_DIMS:  # the sums for the weights are on the stack, too
+        raise ValueError(
+            f"[{op}] 'q' must have a last axis of at most {MOST_DIMS} but got {tuple(q.shape)}."
+        )
     # The axis of heads may differ, so that it is left out of what must agree.
     check(op, _DECLARED[turn.rotation.heads_last], (q, k, q_weight, k_weight))
     start, frequencies, *rest = turn.arrays

@@ -86,7 +86,7 @@ def rope(
     Args:
         x: (B, *, L, D), or (B, L, *, D) for the layout "BLHD", in float32, float16 or bfloat16;
             computed in float32.
-        dims: how many of the D elements turn; the rest is copied. Even. Default: D.
+        dims: how many of the D elements turn, at most 131072; the rest is copied. Even. Default: D.
         traditional: pair i is (2i, 2i + 1); else it is (i, i + dims / 2).
         base: of the frequencies. Default: 10000, unless freqs are given.
         scale: multiplies the positions.

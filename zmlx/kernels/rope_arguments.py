@@ -24,6 +24,8 @@ from ..transforms import Arrays
 from .rope_kernels import AXES, EACH, START, STARTS, STEPS, Rotation, axes_of, paces
 
 LAYOUTS = ("BHLD", "BLHD")
+#: Elements that turn, at most: a thread of a CPU keeps their angles on its stack.
+MOST_DIMS = 2**17
 POSITIONS = (*INDICES, mx.float32)
 
 
@@ -81,8 +83,9 @@ def turning(
     if dims is None:
         dims = d
     dims = check_integer(op, "dims", dims)
-    if dims % 2 or not 2 <= dims <= d:
-        raise bad("dims", f"be even and in [2, {d}]", dims)
+    most = min(d, MOST_DIMS)
+    if dims % 2 or not 2 <= dims <= most:
+        raise bad("dims", f"be even and in [2, {most}]", dims)
     check_flag(op, "traditional", traditional)
     check_flag(op, "interleave_sections", interleave_sections)
     half = dims // 2
