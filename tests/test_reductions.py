@@ -369,6 +369,21 @@ def test_more_elements_than_the_longest_axis_has():
         argmax(x)
 
 
+@pytest.mark.parametrize("name", ["sum", "var", "max", "argmax", "cumsum"])
+def test_neighbours_that_are_kept_fit_into_one_axis(name):
+    message = rf"\[{name}\] 'x' must have at most 2147483647 elements in neighbouring axes that are"
+    for shape, axis in (((65536, 65536, 2), -1), ((2, 65536, 65536), 0)):
+        x = mx.broadcast_to(mx.zeros((1, 1, 1), mx.uint8), shape)
+        with pytest.raises(ValueError, match=message):
+            getattr(kernels, name)(x, axis)
+
+
+def test_neighbours_that_are_kept_between_others_fit_into_one_axis():
+    x = mx.broadcast_to(mx.zeros((1, 1, 1, 1), mx.uint8), (2, 65536, 65536, 2))
+    with pytest.raises(ValueError, match=r"\[sum\] 'x' must have at most 2147483647 elements in"):
+        kernels.sum(x, (0, 3))
+
+
 def test_axes_of_size_1_between_or_beside_others_take_no_run():
     assert plan((4, 1, 5, 6), (0, 2)).view == (1, 20, 6)
     assert plan((4, 3, 5, 1), (0, 2, 3)).run == (2,)

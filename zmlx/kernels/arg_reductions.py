@@ -16,7 +16,7 @@ from ..arguments import Argument, check_flag
 from ..launch import settings
 from ..registry import Op, Option, register
 from ..targets import cpu
-from .axes import LONGEST, NUMBERS, named_axes, plan
+from .axes import LONGEST, NUMBERS, named_axes, planned
 from .folds import fold
 from .reductions import BENCHMARKS, CASES, KEEPDIMS, over_last
 
@@ -46,7 +46,7 @@ def argmin_reference(
 def _extreme_at(name: str, x: mx.array, axis: int | None, keepdims: bool) -> mx.array:
     axes = named_axes(name, x, axis, several=False)
     check_flag(name, "keepdims", keepdims)
-    p = plan(tuple(x.shape), axes)
+    p = planned(name, x, axes)
     if p.elements == 0:
         raise ValueError(f"[{name}] 'x' must have elements to compare but got shape {x.shape}.")
     if p.elements > LONGEST:

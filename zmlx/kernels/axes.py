@@ -5,6 +5,7 @@ one. What is left of most calls is (rows, D) with D reduced, or (batches, rows, 
 axis reduced; neither moves an element. Where nothing is left to reduce, each element is a column.
 Reduced axes that are no neighbours, such as 0 and 2 of three, go one run of neighbours after the
 other, the last one first (see `folds.py`), and so do neighbours that are too long for one axis.
+Neighbours that are kept must not be.
 """
 
 from __future__ import annotations
@@ -139,6 +140,28 @@ def plan(size: tuple[int, ...], axes: tuple[int, ...]) -> Plan:
         return Plan(axes, axes, (prod(shape), count), shape, kept, count)
     before, after = prod(size[: last[0]]), prod(size[last[-1] + 1 :])
     return Plan(axes, axes, (before, count, after), shape, kept, count)
+
+
+def planned(op: str, x: mx.array, axes: tuple[int, ...]) -> Plan:
+    """`plan` of an array, or an error where neighbours that are kept do not fit into one axis."""
+    size = tuple(x.shape)
+    whole = plan(size, axes)
+    if x.size > LONGEST:
+        step = whole
+        while step.apart:
+            first = step.first(size)
+            _check_kept(op, x, first)
+            size, step = first.kept, step.rest(first)
+        _check_kept(op, x, step)
+    return whole
+
+
+def _check_kept(op: str, x: mx.array, step: Plan) -> None:
+    if max(step.view) > LONGEST:
+        raise ValueError(
+            f"[{op}] 'x' must have at most {LONGEST} elements in neighbouring axes that are kept "
+            f"but got {tuple(x.shape)}."
+        )
 
 
 def _within(size: tuple[int, ...], run: tuple[int, ...]) -> tuple[int, ...]:

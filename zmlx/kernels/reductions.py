@@ -28,7 +28,7 @@ from ..pattern import PatternKernel
 from ..registry import ROWS, Case, Op, Option, register
 from ..targets import cpu
 from ..transforms import Arrays, custom_function
-from .axes import NUMBERS, Axes, Plan, named_axes, plan
+from .axes import NUMBERS, Axes, Plan, named_axes, planned
 from .folds import fold
 
 
@@ -179,7 +179,7 @@ def _total(name: str, x: mx.array, axis: Axes, keepdims: bool, mean: bool) -> mx
         if mean:
             return mx.mean(_real(x), axis=axes, keepdims=keepdims).astype(dtype)
         return mx.sum(_widened(x), axis=axes, keepdims=keepdims).astype(dtype)
-    p = plan(tuple(x.shape), axes)
+    p = planned(name, x, axes)
     if p.elements == 0:
         return _nothing(p, keepdims, float("nan") if mean else 0, dtype)
     results = (("y", "total / divisor" if mean else "total"),)
@@ -202,7 +202,7 @@ def _total(name: str, x: mx.array, axis: Axes, keepdims: bool, mean: bool) -> mx
 def _extreme(name: str, x: mx.array, axis: Axes, keepdims: bool) -> mx.array:
     axes = named_axes(name, x, axis)
     check_flag(name, "keepdims", keepdims)
-    p = plan(tuple(x.shape), axes)
+    p = planned(name, x, axes)
     if p.elements == 0:
         raise ValueError(f"[{name}] 'x' must have elements to reduce but got shape {x.shape}.")
     if _is_plain(x):
@@ -240,7 +240,7 @@ def _spread_out(
         away = x - mx.stop_gradient(mx.mean(x, axis=axes, keepdims=True))
         plain = mx.std if root else mx.var
         return plain(away, axis=axes, keepdims=keepdims, ddof=ddof).astype(dtype)
-    p = plan(tuple(x.shape), axes)
+    p = planned(name, x, axes)
     if p.elements == 0:
         return _nothing(p, keepdims, float("nan"), dtype)
     divisor = float(builtins.max(p.elements - ddof, 0))
@@ -280,7 +280,8 @@ def sum(x: mx.array, axis: Axes = None, keepdims: bool = False) -> mx.array:
 
     Args:
         x: any shape, in float32, float16, bfloat16, bool or any integer. Half precision is added in
-            float32.
+            float32. Neighbouring axes that are kept have at most 2^31 - 1 elements together; so in
+            the other reductions, argmax and argmin, and scans.
         axis: an axis, several, or None for all.
         keepdims: keep the reduced axes, with size 1.
 

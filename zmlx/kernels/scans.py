@@ -28,7 +28,7 @@ from ..pattern import PatternKernel
 from ..registry import COUNTS_ELEMENTS, Case, Op, Option, register
 from ..targets import cpu
 from ..transforms import Arrays, custom_function
-from .axes import NUMBERS, Plan, element, named_axes, plan
+from .axes import NUMBERS, Plan, element, named_axes, planned
 from .folds import parts_of
 from .reductions import over_last
 
@@ -171,7 +171,7 @@ def _cumulative(
         return plain(wide, axis=axes[0], reverse=reverse, inclusive=inclusive).astype(x.dtype)
     if x.size == 0:
         return x
-    p = plan(tuple(x.shape), axes)
+    p = planned(name, x, axes)
 
     def run(x: mx.array) -> mx.array:
         return _scan(name, op, x, p, reverse, inclusive)
