@@ -92,6 +92,7 @@ METAL_REFUSES = [
     ("there is no long long", "", "long long v = 1; y[0] = v;", "Metal has no long long"),
     ("literals have 64 bits", "", "y[0] = 0x10000000000000000;",
      "Metal has no type for the literal 0x10000000000000000"),
+    ("an octal literal has no 8", "", "y[0] = 08;", "invalid digit '8' in octal constant"),
     ("nor more with a suffix", "", "y[0] = 0x10000000000000000ull;",
      "Metal has no type for the literal 0x10000000000000000ull"),
     ("no literal is a long double", "", "y[0] = 1.0L;", "Metal has no type for the literal 1.0L"),
@@ -125,7 +126,10 @@ METAL_REFUSES = [
     ("min of float and int is ambiguous", "", "y[0] = min(x[0], 1);", "call to 'min' is ambiguous"),
     ("max of half and float is ambiguous", "", "y[0] = max(h[0], 0.0f);",
      "call to 'max' is ambiguous"),
-    ("max of bfloat and int is ambiguous", "", "y[0] = max(b[0], 0);", "'max'"),
+    ("max of bfloat and int is ambiguous", "", "y[0] = max(b[0], 0);",
+     "call to 'max' is ambiguous"),
+    ("median3 of bfloats and int is ambiguous", "", "y[0] = median3(b[0], 0, b[1]);",
+     "call to 'median3' is ambiguous"),
     ("clamp of float and ints is ambiguous", "", "y[0] = clamp(x[0], 0, 1);",
      "call to 'clamp' is ambiguous"),
     ("exp of an int is ambiguous", "", "y[0] = exp(n);", "call to 'exp' is ambiguous"),
@@ -134,6 +138,14 @@ METAL_REFUSES = [
     ("a float atomic has no maximum", "",
      "threadgroup atomic<float> s; y[0] = "
      "atomic_fetch_max_explicit(&s, 1.0f, memory_order_relaxed);", "no matching function"),
+    ("floats are added to in device memory only", "",
+     "threadgroup atomic<float> s; atomic_store_explicit(&s, 0.0f, memory_order_relaxed);\n"
+     "atomic_fetch_add_explicit(&s, 1.0f, memory_order_relaxed); y[0] = 0;",
+     "no matching function for call to 'atomic_fetch_add_explicit'"),
+    ("a complex number is not multiplied by a real one", "",
+     "complex64_t c = {1.0f, 2.0f}; c = c * 2.0f; y[0] = c.real;", "operator '*' is ambiguous"),
+    ("nor divided by one", "", "complex64_t c = {1.0f, 2.0f}; c = c / x[0]; y[0] = c.real;",
+     "operator '/' is ambiguous"),
     ("an atomic holds no half", "", "threadgroup atomic<half> s; y[0] = 0;",
      "atomic<T> needs T to be int, uint, bool, ulong or float"),
     ("a simdgroup matrix is 8 by 8", "", "simdgroup_matrix<float, 4, 4> m; y[0] = 0;",
@@ -333,7 +345,8 @@ BOTH_ACCEPT = [
     ("bfloat arithmetic", "",
      "T a = T(x[0]); a = a * a + T(1) - 2; a += b[0]; float f = a * 2.0f; int i = a;\n"
      "y[0] = max(a, f) + float(exp(a)) + i + (a < 0 ? -a : a); z[0] = max(a, T(0.0f));\n"
-     "z[1] = 1.5bf; z[2] = T(h[0]); bool set = a; z[3] = set ? T(a) : T(0);"),
+     "z[1] = 1.5bf; z[2] = T(h[0]); bool set = a; z[3] = set ? T(a) : T(0);\n"
+     "z[0] = pow(a, 2) + fmin(1, a) + fma(a, n, b[0]) + fmax3(a, b[1], true) + divide(a, 2u);"),
     ("a template whose instance OpenCL refuses is called again",
      "template <typename T> struct cx { T re, im; cx() {} cx(T a, T b) : re(a), im(b) {} };\n"
      "template <typename T> cx<T> conjugate(cx<T> a) { return cx<T>(a.re, -a.im); }\n"
@@ -375,7 +388,7 @@ BOTH_ACCEPT = [
      "size_t k = elem_to_loc(uint(3), x_shape, x_strides, x_ndim);\n"
      "y[0] = ceildiv(n, 32) + float(k);\n"
      "z[0] = Limits<T>::max; float16_t v = Limits<float16_t>::finite_min; y[1] = float(v);\n"
-     "complex64_t c = {1.0f, 2.0f}; c = c * c; y[2] = c.real; y[3] = cast_to<float>(n);"),
+     "complex64_t c = {1.0f, 2.0f}; c = c * c + 1; y[2] = (2 / c).real; y[3] = cast_to<float>(n);"),
     ("control flow", "",
      "float s = 0; for (int i = 0; i < N; ++i) { if (i == n) continue; s += x[i]; }\n"
      "MLX_MTL_PRAGMA_UNROLL\nfor (ushort i = 0; i < 4; i++) s *= 0.5f;\n"

@@ -137,6 +137,7 @@ _SPELLINGS = (
         r"call to deleted member function '([^']*)'",
         r"'\1' is a member function of thread objects: qualify it with the space of this one",
     ),
+    (r"call to deleted function '(\w+)'", r"call to '\1' is ambiguous"),
     (r"\b__global\b", "device"),
     (r"\b__local\b", "threadgroup"),
     (r"\b__private\b", "thread"),

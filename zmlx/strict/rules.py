@@ -41,7 +41,7 @@ _WORDS = {
 
 _HEADER = re.compile(r"[ \t]*(.*?)[ \t]*(?=$|//|/\*)", re.MULTILINE)
 _LONG_DOUBLE = re.compile(r"(?!0[xX]).*[.eE].*[lL]")
-_INTEGER = re.compile(r"(0[xX][\da-fA-F']+|0[bB][01']+|[\d']+)[uUlL]*")
+_INTEGER = re.compile(r"(0[xX][\da-fA-F][\da-fA-F']*|0[bB][01][01']*|0[0-7']*|[1-9][\d']*)[uUlL]*")
 
 
 def metal(outline: Outline, version: int) -> Iterator[Finding]:

@@ -87,18 +87,26 @@ ZK_CONSTANT(M_SQRT1_2, 0.70710678118654752440f)
 #define ZK_TAKES_2(f, T) T f(T, T);
 #define ZK_TAKES_3(f, T) T f(T, T, T);
 
-// MLX adds forms for bfloat, which takes no float implicitly: hence exactly that type. Where there
-// are integer forms too, a call with a bfloat and an integer is ambiguous on Metal.
+// MLX adds forms for bfloat, to which integers convert and no float does. Where there are integer
+// forms too, a call with a bfloat and an integer is ambiguous on Metal.
 template <typename T>
-using zk_if_bfloat = enable_if_t<__is_same(T, bfloat), T>;
-template <typename T, typename U>
-using zk_if_bfloat_and_integer = enable_if_t<__is_same(T, bfloat) && __is_integral(U), T>;
+static constexpr constant bool zk_is_bfloat = __is_same(T, bfloat);
+template <typename T>
+using zk_if_bfloat = enable_if_t<zk_is_bfloat<T>, T>;
+template <typename... T>
+using zk_if_beside_bfloat =
+    enable_if_t<(zk_is_bfloat<T> || ...) && ((zk_is_bfloat<T> || __is_integral(T)) && ...), bfloat>;
 #define ZK_BFLOAT_1(f) template <typename T> zk_if_bfloat<T> f(T);
-#define ZK_BFLOAT_2(f) template <typename T> zk_if_bfloat<T> f(T, T);
-#define ZK_BFLOAT_3(f) template <typename T> zk_if_bfloat<T> f(T, T, T);
-#define ZK_AMBIGUOUS_2(f)                                                           \
-  template <typename T, typename U> zk_if_bfloat_and_integer<T, U> f(T, U) = delete; \
-  template <typename T, typename U> zk_if_bfloat_and_integer<T, U> f(U, T) = delete;
+#define ZK_BFLOAT_2(f) template <typename T, typename U> zk_if_beside_bfloat<T, U> f(T, U);
+#define ZK_BFLOAT_3(f) \
+  template <typename T, typename U, typename V> zk_if_beside_bfloat<T, U, V> f(T, U, V);
+#define ZK_BFLOATS_2(f)                                \
+  template <typename T> zk_if_bfloat<T> f(T, T);       \
+  template <typename T, typename U> zk_if_beside_bfloat<T, U> f(T, U) = delete;
+#define ZK_BFLOATS_3(f)                                \
+  template <typename T> zk_if_bfloat<T> f(T, T, T);    \
+  template <typename T, typename U, typename V>        \
+  zk_if_beside_bfloat<T, U, V> f(T, U, V) = delete;
 
 #define ZK_FLOAT_1(f) ZK_EACH_FLOAT(ZK_TAKES_1, f)
 #define ZK_FLOAT_2(f) ZK_EACH_FLOAT(ZK_TAKES_2, f)
@@ -123,11 +131,11 @@ ZK_MATH_2(fmod) ZK_MATH_2(nextafter) ZK_MATH_2(pow) ZK_MATH_2(powr)
 ZK_MATH_3(fma) ZK_MATH_3(fmax3) ZK_MATH_3(fmedian3) ZK_MATH_3(fmin3)
 ZK_FLOAT_2(copysign)
 ZK_MATH_1(abs) ZK_INTEGER_1(abs)
-ZK_MATH_2(max) ZK_INTEGER_2(max) ZK_AMBIGUOUS_2(max)
-ZK_MATH_2(min) ZK_INTEGER_2(min) ZK_AMBIGUOUS_2(min)
-ZK_MATH_3(max3) ZK_INTEGER_3(max3)
-ZK_MATH_3(min3) ZK_INTEGER_3(min3)
-ZK_MATH_3(median3) ZK_INTEGER_3(median3)
+ZK_FLOAT_2(max) ZK_BFLOATS_2(max) ZK_INTEGER_2(max)
+ZK_FLOAT_2(min) ZK_BFLOATS_2(min) ZK_INTEGER_2(min)
+ZK_FLOAT_3(max3) ZK_BFLOATS_3(max3) ZK_INTEGER_3(max3)
+ZK_FLOAT_3(min3) ZK_BFLOATS_3(min3) ZK_INTEGER_3(min3)
+ZK_FLOAT_3(median3) ZK_BFLOATS_3(median3) ZK_INTEGER_3(median3)
 #define ZK_PARTS(I, T) I ilogb(T); T ldexp(T, I); T frexp(T, thread I&); \
   T modf(T, thread T&); T sincos(T, thread T&);
 ZK_PARTS(int, half) ZK_PARTS(int2, half2) ZK_PARTS(int3, half3) ZK_PARTS(int4, half4)

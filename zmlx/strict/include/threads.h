@@ -127,7 +127,7 @@ using zk_if = enable_if_t<allowed, T>;
 #define ZK_NUMBER(T) (ZK_WORD(T) || __is_same(T, float))
 #define ZK_HELD(T) (ZK_NUMBER(T) || __is_same(T, bool))
 #define ZK_VALUE typename zk_same<T>::type
-#define ZK_ATOMICS(space)                                                                        \
+#define ZK_ATOMICS(space, ADDED)                                                                 \
   template <typename T>                                                                          \
   zk_if<void, ZK_HELD(T)> atomic_store_explicit(volatile space atomic<T>*, ZK_VALUE, memory_order); \
   template <typename T>                                                                          \
@@ -139,19 +139,20 @@ using zk_if = enable_if_t<allowed, T>;
   zk_if<bool, ZK_HELD(T)> atomic_compare_exchange_weak_explicit(                                 \
       volatile space atomic<T>*, thread T*, ZK_VALUE, memory_order, memory_order);               \
   template <typename T>                                                                          \
-  zk_if<T, ZK_NUMBER(T)> atomic_fetch_add_explicit(volatile space atomic<T>*, ZK_VALUE,          \
-                                                   memory_order);                                \
+  zk_if<T, ADDED(T)> atomic_fetch_add_explicit(volatile space atomic<T>*, ZK_VALUE,              \
+                                               memory_order);                                    \
   template <typename T>                                                                          \
-  zk_if<T, ZK_NUMBER(T)> atomic_fetch_sub_explicit(volatile space atomic<T>*, ZK_VALUE,          \
-                                                   memory_order);                                \
+  zk_if<T, ADDED(T)> atomic_fetch_sub_explicit(volatile space atomic<T>*, ZK_VALUE,              \
+                                               memory_order);                                    \
   ZK_ATOMIC_WORD(space, and) ZK_ATOMIC_WORD(space, or) ZK_ATOMIC_WORD(space, xor)                \
   ZK_ATOMIC_WORD(space, min) ZK_ATOMIC_WORD(space, max)
 #define ZK_ATOMIC_WORD(space, name)                                                              \
   template <typename T>                                                                          \
   zk_if<T, ZK_WORD(T)> atomic_fetch_##name##_explicit(volatile space atomic<T>*, ZK_VALUE,       \
                                                       memory_order);
-ZK_ATOMICS(device)
-ZK_ATOMICS(threadgroup)
+// Floats are added in device memory only.
+ZK_ATOMICS(device, ZK_NUMBER)
+ZK_ATOMICS(threadgroup, ZK_WORD)
 void atomic_min_explicit(volatile device atomic<ulong>*, ulong, memory_order);
 void atomic_max_explicit(volatile device atomic<ulong>*, ulong, memory_order);
 #undef ZK_ATOMICS

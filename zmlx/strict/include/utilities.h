@@ -53,14 +53,17 @@ template struct complex_t<float>;
 typedef complex_t<half> complex32_t;
 typedef complex_t<float> complex64_t;
 template <typename T> constexpr complex_t<T> operator-(complex_t<T> x) { return x; }
-#define ZK_COMPLEX(op)                                                            \
-  template <typename T> complex_t<T> operator op(complex_t<T>, complex_t<T>);     \
-  template <typename T, typename U, typename = enable_if_t<__is_arithmetic(U)>>   \
-  complex_t<T> operator op(complex_t<T>, U);                                      \
-  template <typename T, typename U, typename = enable_if_t<__is_arithmetic(U)>>   \
-  complex_t<T> operator op(U, complex_t<T>);
+#define ZK_COMPLEX(op) \
+  template <typename T> complex_t<T> operator op(complex_t<T>, complex_t<T>);
 ZK_COMPLEX(+) ZK_COMPLEX(-) ZK_COMPLEX(*) ZK_COMPLEX(/) ZK_COMPLEX(%)
 #undef ZK_COMPLEX
+#define ZK_WITH_REAL(op, ...)                                                     \
+  template <typename T, typename U, typename = enable_if_t<__is_arithmetic(U)>>   \
+  complex_t<T> operator op(__VA_ARGS__);
+ZK_WITH_REAL(+, complex_t<T>, U) ZK_WITH_REAL(+, U, complex_t<T>)
+ZK_WITH_REAL(-, complex_t<T>, U) ZK_WITH_REAL(-, U, complex_t<T>)
+ZK_WITH_REAL(/, U, complex_t<T>)
+#undef ZK_WITH_REAL
 template <typename T> thread complex_t<T>& operator+=(thread complex_t<T>&, complex_t<T>);
 template <typename T> threadgroup complex_t<T>& operator+=(threadgroup complex_t<T>&, complex_t<T>);
 template <typename T> device complex_t<T>& operator+=(device complex_t<T>&, complex_t<T>);
