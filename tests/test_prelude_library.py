@@ -384,6 +384,10 @@ export void complex_(const complex64_t* x, const complex64_t* z, complex64_t* y,
 static_assert(sizeof(complex64_t) == 8 && sizeof(complex32_t) == 4);
 constexpr complex32_t one_two(half(1.0f), half(2.0f)), three_four(half(3.0f), half(4.0f));
 static_assert((one_two * three_four).real == -5.0f);
+constexpr complex64_t minus(1.0f, -0.0f), plus(1.0f, 0.0f);
+constexpr bool has_sign(complex64_t z) { return as_type<uint>(z.imag) >> 31; }
+static_assert(has_sign(minus + 1) && has_sign(half(1.0f) + minus));
+static_assert(has_sign(minus - 1u) && has_sign(1.0f - plus));
 void convert() {
   complex64_t c = 1;
   c = half(2.0f);

@@ -17,6 +17,8 @@ static_assert(sizeof(packed_half3) == 6 && sizeof(bool4) == 4);
 static_assert(__is_trivial(float4) && __is_trivial(half4) && __is_trivial(packed_float3));
 constexpr float4 v(1, 2, 3, 4);
 static_assert(v.x == 1 && v.w == 4);
+constexpr packed_int3 w(5, int2(6, 7));
+static_assert(w.y == 6 && w[2] == 7);
 #define IS(T, e) static_assert(__is_same(decltype(e), T));
 IS(bool4, v < v) IS(float4, v * 2) IS(half2, half2(1.0f) + half2(2.0f)) IS(float4, max(v, 0.0f))
 IS(bool4, isnan(v)) IS(float, dot(v, v)) IS(half2, half2(1.0f) * 2) IS(float4, -v)

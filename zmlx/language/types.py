@@ -104,6 +104,12 @@ VECTORS = {
         "r += dot(float4(p, 1), float4(float2(half2(h)), float2(uchar4(u).xy)));",
         INDEX * 4 + 50 + 800 + 3 + 12000 + 4 + 4 + 15 + 8 + 2,
     ),
+    "components of packed vectors by colour": Row(
+        "packed_float3 p = float3(i, 1, 2); p.g += 4; thread packed_half4* q; packed_half4 h(3);\n"
+        "q = &h; q->a = p.g; r = p.r + p.y * 10 + p.b * 100 + h.a * 1000;",
+        INDEX + 50 + 200 + 5000,
+        on_cuda=False,
+    ),
     "packed vectors as others, and in functions": Row(
         "packed_char4 c(1, 2, -3, 4); packed_half3 h(x[i], 3, 4); packed_float3 f(3, 4, 0), g(1);\n"
         "r = float4(c).z + float3(h).y + half3(f).x + length(f) + length_squared(f);\n"

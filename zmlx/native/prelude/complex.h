@@ -90,25 +90,22 @@ constexpr complex_t<T> operator%(complex_t<T> a, complex_t<T> b) {
   return {zk_python_remainder(a.real, b.real), zk_python_remainder(a.imag, b.imag)};
 }
 
-#define ZK_COMPLEX_WITH_REAL(op)                               \
+// A real operand has no imaginary part, not one of 0: the other's keeps its sign.
+#define ZK_COMPLEX_WITH_REAL(op, A, B, real, imag)             \
   template <typename T, typename U>                            \
     requires zk_real_for<U, T>                                 \
-  constexpr complex_t<T> operator op(U a, complex_t<T> b) {    \
-    return complex_t<T>(a) op b;                               \
+  constexpr complex_t<T> operator op(A a, B b) {               \
+    return {real, imag};                                       \
   }
-ZK_COMPLEX_WITH_REAL(+)
-ZK_COMPLEX_WITH_REAL(-)
-ZK_COMPLEX_WITH_REAL(/)
+ZK_COMPLEX_WITH_REAL(+, U, complex_t<T>, static_cast<T>(a) + b.real, b.imag)
+ZK_COMPLEX_WITH_REAL(+, complex_t<T>, U, a.real + static_cast<T>(b), a.imag)
+ZK_COMPLEX_WITH_REAL(-, U, complex_t<T>, static_cast<T>(a) - b.real, -b.imag)
+ZK_COMPLEX_WITH_REAL(-, complex_t<T>, U, a.real - static_cast<T>(b), a.imag)
 #undef ZK_COMPLEX_WITH_REAL
 template <typename T, typename U>
   requires zk_real_for<U, T>
-constexpr complex_t<T> operator+(complex_t<T> a, U b) {
-  return a + complex_t<T>(b);
-}
-template <typename T, typename U>
-  requires zk_real_for<U, T>
-constexpr complex_t<T> operator-(complex_t<T> a, U b) {
-  return a - complex_t<T>(b);
+constexpr complex_t<T> operator/(U a, complex_t<T> b) {
+  return complex_t<T>(a) / b;
 }
 template <typename T>
 constexpr complex_t<T>& operator+=(complex_t<T>& a, zk_same<complex_t<T>> b) {

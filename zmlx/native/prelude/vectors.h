@@ -436,28 +436,38 @@ template <class T, int N>
 struct zk_packed_components;
 template <class T>
 struct zk_packed_components<T, 2> {
-  T x, y;
+  union {
+    struct { T x, y; };
+    struct { T r, g; };
+  };
 };
 template <class T>
 struct zk_packed_components<T, 3> {
-  T x, y, z;
+  union {
+    struct { T x, y, z; };
+    struct { T r, g, b; };
+  };
 };
 template <class T>
 struct zk_packed_components<T, 4> {
-  T x, y, z, w;
+  union {
+    struct { T x, y, z, w; };
+    struct { T r, g, b, a; };
+  };
 };
 template <class T, int N>
 struct packed_vec : zk_packed_components<T, N> {
   using zk_vector = vec<T, N>;
   packed_vec() = default;
-  constexpr METAL_FUNC packed_vec(zk_vector v) { zk_store(v); }
-  constexpr METAL_FUNC packed_vec(std::initializer_list<T> list) { zk_store(zk_vector(list)); }
-  template <class P = zk_part<T>>
-  constexpr METAL_FUNC packed_vec(std::initializer_list<zk_same<P>> list) {
-    zk_store(zk_vector(list));
+  constexpr METAL_FUNC packed_vec(zk_vector v) : zk_packed_components<T, N>{} {
+    for (int i = 0; i < N; ++i) (*this)[i] = v[i];
   }
+  constexpr METAL_FUNC packed_vec(std::initializer_list<T> list) : packed_vec(zk_vector(list)) {}
+  template <class P = zk_part<T>>
+  constexpr METAL_FUNC packed_vec(std::initializer_list<zk_same<P>> list)
+      : packed_vec(zk_vector(list)) {}
   template <class A, class... B>
-  constexpr METAL_FUNC packed_vec(A a, B... b) { zk_store(zk_vector(a, b...)); }
+  constexpr METAL_FUNC packed_vec(A a, B... b) : packed_vec(zk_vector(a, b...)) {}
   constexpr METAL_FUNC operator zk_vector() const {
     zk_vector v;
     for (int i = 0; i < N; ++i) v[i] = (*this)[i];
@@ -476,11 +486,6 @@ struct packed_vec : zk_packed_components<T, N> {
   template <int... I>
   constexpr METAL_FUNC auto operator[](zk_swizzle_ref<I...>) {
     return zk_reference<T, I...>{zk_start<T>(&this->x)};
-  }
-
- private:
-  constexpr METAL_FUNC void zk_store(zk_vector v) {
-    for (int i = 0; i < N; ++i) (*this)[i] = v[i];
   }
 };
 
