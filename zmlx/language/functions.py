@@ -93,6 +93,11 @@ MATH = {
                    + np.float16(np.maximum(_POSITIVE, 1)), x=_POSITIVE, within=2e-3),
     "of bfloat": Row("bfloat b = bfloat(x[i]); r = float(abs(b)) + float(floor(bfloat(1.5f)));",
                      np.abs(X) + 1),
+    "of bfloat, which MLX makes floats": Row(
+        "bfloat a = bfloat(1.0f), b = bfloat(1.0078125f); r = nextafter(a, b) + mix(a, b, b)\n"
+        " + smoothstep(bfloat(0.0f), bfloat(4.0f), b);",
+        1 + 1.0078125**2 - 1.0078125 + 1 + (1.0078125 / 4)**2 * (3 - 1.0078125 / 2),
+        within=_FLOAT, on_cuda=False),
     "of vectors": Row(
         "float4 v = exp2(float4(i, 1, 2, 3)); float2 w = pow(float2(2, 3), 2.0f); "
         "half3 h = abs(half3(-1));\n"

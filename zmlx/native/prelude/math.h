@@ -21,12 +21,15 @@
   METAL_FUNC T f(U x, T y) {             \
     return T(f(float(T(x)), float(y))); \
   }
-#define ZK_NARROW_3(f)                                             \
-  template <class T, class U, class V>                             \
-    requires(zk_narrow_with<T, U> && zk_narrow_with<T, V>)         \
-  METAL_FUNC T f(T x, U y, V z) {                                  \
-    return T(f(float(x), float(T(y)), float(T(z))));               \
+#define ZK_NARROW_3_IF(condition, f)                                        \
+  template <class T, class U, class V>                                      \
+    requires(zk_narrow_with<T, U> && zk_narrow_with<T, V> && (condition))   \
+  METAL_FUNC T f(T x, U y, V z) {                                           \
+    return T(f(float(x), float(T(y)), float(T(z))));                        \
   }
+#define ZK_NARROW_3(f) ZK_NARROW_3_IF(true, f)
+// Of what MLX adds no form for: a bfloat is a float there.
+#define ZK_HALF_3(f) ZK_NARROW_3_IF(__is_same(T, half), f)
 #define ZK_NARROW_SPLIT(f)                   \
   template <zk_narrow T>                     \
   METAL_FUNC T f(T x, T& rest) {             \
@@ -43,6 +46,7 @@
 #define ZK_NARROW_1(f)
 #define ZK_NARROW_2(f)
 #define ZK_NARROW_3(f)
+#define ZK_HALF_3(f)
 #define ZK_NARROW_SPLIT(f)
 #define ZK_NARROW_TEST(f)
 #endif
@@ -225,9 +229,9 @@ METAL_FUNC float smoothstep(float low, float high, float x) {
 }
 ZK_MATH_3(clamp)
 ZK_MATH_1(saturate)
-ZK_MATH_3(mix)
+ZK_HALF_3(mix) ZK_VECTOR_3(mix)
 ZK_MATH_2(step)
-ZK_MATH_3(smoothstep)
+ZK_HALF_3(smoothstep) ZK_VECTOR_3(smoothstep)
 
 METAL_FUNC float floor(float x) { return __builtin_floorf(x); }
 METAL_FUNC float ceil(float x) { return __builtin_ceilf(x); }

@@ -42,8 +42,10 @@ METAL_FUNC T zk_nextafter(T x, T y) {
 }
 METAL_FUNC float nextafter(float x, float y) { return zk_nextafter<float, uint>(x, y); }
 #ifdef ZK_NUMBERS
+METAL_FUNC half nextafter(half x, half y) { return zk_nextafter<half, ushort>(x, y); }
+// As MLX has it: a neighbour among floats, rounded.
+METAL_FUNC bfloat nextafter(bfloat x, bfloat y) { return bfloat(nextafter(float(x), float(y))); }
 #define ZK_NARROW_PARTS(T)                                                       \
-  METAL_FUNC T nextafter(T x, T y) { return zk_nextafter<T, ushort>(x, y); }     \
   METAL_FUNC T ldexp(T x, int k) { return T(ldexp(float(x), k)); }               \
   METAL_FUNC T frexp(T x, int& exponent) { return T(frexp(float(x), exponent)); } \
   METAL_FUNC int ilogb(T x) { return ilogb(float(x)); }

@@ -16,15 +16,16 @@ METAL_FUNC float nextafter(float x, float y) { return ::nextafterf(x, y); }
 
 #ifdef ZK_NUMBERS
 // The neighbour of x towards y: values of one sign are ordered as their bits are.
-template <zk_narrow T>
-METAL_FUNC T nextafter(T x, T y) {
+METAL_FUNC half nextafter(half x, half y) {
   float a = x, b = y;
-  if (isunordered(a, b)) return T(NAN);
+  if (isunordered(a, b)) return half(NAN);
   if (a == b) return y;
   ushort bits = as_type<ushort>(x);
-  if (a == 0.0f) return as_type<T>(ushort(b > 0.0f ? 1 : 0x8001));
-  return as_type<T>(ushort((a < b) == (a > 0.0f) ? bits + 1 : bits - 1));
+  if (a == 0.0f) return as_type<half>(ushort(b > 0.0f ? 1 : 0x8001));
+  return as_type<half>(ushort((a < b) == (a > 0.0f) ? bits + 1 : bits - 1));
 }
+// As MLX has it: a neighbour among floats, rounded.
+METAL_FUNC bfloat nextafter(bfloat x, bfloat y) { return bfloat(nextafter(float(x), float(y))); }
 #define ZK_NARROW_PARTS(T)                                                        \
   METAL_FUNC T ldexp(T x, int k) { return T(ldexp(float(x), k)); }                \
   METAL_FUNC T frexp(T x, int& exponent) { return T(frexp(float(x), exponent)); } \
