@@ -161,17 +161,9 @@ def test_helpers_inherit_the_flow_of_their_callers():
 
 
 @pytest.mark.parametrize(
-    ("argument", "expected"),
-    [
-        ("rows + r * N", 0),
-        ("rows + N * (r + 1)", 0),
-        ("&rows[N]", 0),
-        ("rows + N", 2),
-        ("N + rows", 2),
-    ],
+    "argument", ["rows + r * N", "rows + N * (r + 1)", "&rows[N]", "rows + N", "N + rows"]
 )
-def test_what_a_helper_stores_to_is_no_factor_and_no_index(argument, expected):
-    """A sum may be of a pointer, and either operand may be the one."""
+def test_what_a_helper_stores_to_is_the_array_and_no_index(argument):
     helper = "inline void fill(thread float* at, float v) { *at = v; }\n"
     source = f"""
         int N = 2, r = 0;
@@ -179,8 +171,90 @@ def test_what_a_helper_stores_to_is_no_factor_and_no_index(argument, expected):
         fill({argument}, x[thread_position_in_grid.x]);
         for (int i = 0; i < N; ++i) y[i] = simd_sum(x[i]);
     """
-    assert flows(source, helper) == [(expected, 0)]
+    assert flows(source, helper) == [(0, 0)]
     assert flows(source.replace("i < N", "i < rows[0]"), helper) == [(2, 0)]
+
+
+LANE = "thread_index_in_simdgroup"
+
+
+@pytest.mark.parametrize(
+    ("source", "header", "expected"),
+    [
+        # An index says where.
+        ("int a[4] = {0}; a[LANE % 4] = 1; int n = a[0];", "", 2),
+        ("int a[4] = {0}; a[LANE % 4]++; int n = a[0];", "", 2),
+        ("int a[4] = {0}; ++a[LANE % 4]; int n = a[0];", "", 2),
+        ("int a[4] = {0}; *(a + LANE % 4) = 1; int n = a[0];", "", 2),
+        ("float4 v = 0; v[LANE % 4] = 1; float n = v.x;", "", 2),
+        ("Pair a[2] = {}; a[LANE % 2].v = 1; int n = a[0].v;", "struct Pair { int v, w; };", 2),
+        ("int n = 0, m = 0; (LANE > 3 ? n : m) = 1;", "", 2),
+        ("int n = 3, a[4]; a[n] = LANE;", "", 0),
+        ("uint n = 3; *(device float4*)(y + n) = x[LANE];", "", 0),
+        ("threadgroup int s[1]; int a[2] = {0}; *(a + s[0]) = LANE; int n = a[0];", "", 2),
+        # Pointers.
+        ("int n = 0; auto p = &n; *p = LANE;", "", 2),
+        ("int n = 0; thread int* p; p = &n; *p = LANE;", "", 2),
+        ("int n = 0, m = 0; thread int* p = LANE > 3 ? &n : &m; *p = 1;", "", 2),
+        ("int a[2] = {0}; thread int* p; p = a; *p++ = LANE; int n = a[0];", "", 2),
+        ("int n = 0; put(&n, LANE);", "template <class P> void put(P p, int v) { *p = v; }", 2),
+        ("int n = 0; auto p = at(n); *p = LANE;",
+         "inline thread int* at(thread int& v) { return &v; }", 2),
+        ("int n = 0; Box b = {&n}; b.p[0] = LANE;", "struct Box { thread int* p; };", 2),
+        ("Pair s = {}; auto p = &s; p->v = LANE; int n = s.v;", "struct Pair { int v, w; };", 2),
+        ("Row s; auto p = s.a; p[0] = LANE; int n = s.a[0];", "struct Row { int a[4]; };", 2),
+        # References.
+        ("int n = 0; auto& r = n; r = LANE;", "", 2),
+        ("int a[2] = {0}; for (thread int& v : a) v = LANE; int n = a[0];", "", 2),
+        ("Pair s = {}; auto& [v, w] = s; w = LANE; int n = s.w;", "struct Pair { int v, w; };", 2),
+        ("int n = 0; auto f = [&r = n](int v) { r = v; }; f(LANE);", "", 2),
+        ("int n = 0; Box b{n}; b.set(LANE);",
+         "struct Box { thread int& r; void set(int v) { r = v; } };", 2),
+        ("int n = 0; Box b(n); b.set(LANE);",
+         "struct Box { thread int* p; Box(thread int& v) : p(&v) {} void set(int v) { *p = v; } };",
+         2),
+        ("int n = 0; at(n) = LANE;", "inline thread int& at(thread int& v) { return v; }", 2),
+        ("int n = 0, m = 0; put(n, 3); put(m, LANE);",
+         "inline void put(thread int& p, int v) { p = v; }", 0),
+        ("int n = 0; apply([&](thread int& v) { v = LANE; }, n);",
+         "template <class F> void apply(F f, thread int& v) { f(v); }", 2),
+        ("Box b; b.set(0).set(LANE); int n = b.v;",
+         "struct Box { int v; thread Box& set(int n) { v = n; return *this; } };", 2),
+        ("Box b = {}; b(LANE); int n = b.v;",
+         "struct Box { int v; void operator()(int n) { v = n; } };", 2),
+        ("Box b{LANE}; int n = b.large();",
+         "struct Box { int v; int get() { return this->v; }"
+         "int large() { int n = get(); return n > 3 ? simd_sum(n) : 0; } };", 2),
+        # Functions of the library.
+        ("threadgroup atomic_uint c; uint n = 0; atomic_compare_exchange_weak_explicit("
+         "&c, &n, 1u, memory_order_relaxed, memory_order_relaxed);", "", 2),
+        ("int a[2] = {0}; frexp(float(LANE), a[1]); int n = a[1];", "", 2),
+        ("simdgroup_float8x8 m; simdgroup_load(m, x); float n = m.thread_elements()[0];", "", 2),
+    ],
+)  # fmt: skip
+def test_a_store_reaches_what_it_may_mean(source, header, expected):
+    source = source.replace("LANE", LANE) + " if (n > 3) y[0] = simd_sum(x[0]);"
+    assert set(flows(source, header + "\n")) == {(expected, 0)}
+
+
+@pytest.mark.parametrize(
+    ("call", "helper"),
+    [
+        ("nth()", "inline uint nth() { return simd_prefix_exclusive_sum(1u); }"),
+        ("twice()", "inline uint nth() { return simd_prefix_exclusive_sum(1u); }\n"
+                    "inline uint twice() { return 2 * nth(); }"),
+        ("ticket(c)", "inline uint ticket(threadgroup atomic_uint* c) {"
+                      "return atomic_fetch_add_explicit(c, 1, memory_order_relaxed); }"),
+    ],
+)  # fmt: skip
+def test_results_of_helpers_differ_by_what_the_helpers_do(call, helper):
+    source = f"threadgroup atomic_uint c[1]; if ({call} < 4) y[0] = simd_sum(x[0]);"
+    assert flows(source, helper + "\n")[-1] == (2, 0)
+
+
+def test_a_helpers_result_is_no_more_than_its_arguments():
+    helper = "inline uint total(uint n) { return simd_sum(n) + n; }\n"
+    assert flows("if (total(3) < 4) y[0] = simd_sum(x[0]);", helper)[-1] == (0, 0)
 
 
 def test_products_are_rounded_where_the_source_says_so():

@@ -126,11 +126,10 @@ bool Bodies::is_method(const Function& function) const {
   return false;
 }
 
-// The body whose names hold at token i; the kernel for what lies outside of all.
 size_t Bodies::enclosing(size_t i) const {
   size_t found = 0;
   for (size_t k = 0; k < all.size(); ++k) {
-    bool inside = all[k].begin < i && i < all[k].end;
+    bool inside = all[k].open < i && i < all[k].end;  // its list of initialisers is
     if (inside && (!found || all[k].begin > all[found].begin)) found = k;
   }
   return all[found].names;
@@ -164,9 +163,48 @@ bool Bodies::is_output(const Argument& parameter) const {
   bool refers = false;
   for (size_t i = parameter.begin; i < parameter.end; ++i) {
     if (tokens_[i].is("const") || is_shared_space(tokens_[i])) return false;
-    refers |= one_of(tokens_[i], {"&", "*", "&&", "["});
+    refers |= one_of(tokens_[i], {"&", "&&"});
   }
   return refers;
+}
+
+size_t Bodies::right_side(size_t i, size_t end) const {
+  for (size_t k = i + 1; k < end; ++k) {
+    if (one_of(tokens_[k], {"(", "[", "{"})) {
+      k = outline_.partner[k];
+    } else if (outline_.angle_end(k) != Outline::none) {
+      k = outline_.angle_end(k);
+    } else if (one_of(tokens_[k], {",", ";", ")", "]", "}"})) {
+      return k;
+    }
+  }
+  return end;
+}
+
+size_t Bodies::operand_end(size_t i) const {
+  while (one_of(tokens_[i], {"*", "&", "++", "--"})) ++i;
+  bool cast = tokens_[i].is("(") && tokens_[outline_.partner[i] + 1].kind == Token::word;
+  i = tokens_[i].is("(") ? outline_.partner[i] + 1 + cast : i + 1;
+  while (true) {
+    if (one_of(tokens_[i], {"(", "["}) || outline_.angle_end(i) != Outline::none) {
+      i = outline_.partner[i] + 1;
+    } else if (one_of(tokens_[i], {".", "->", "::"})) {
+      i += 2;
+    } else {
+      return i;
+    }
+  }
+}
+
+size_t Bodies::path_begin(size_t i) const {
+  while (i >= 2 && one_of(tokens_[i - 1], {".", "->"})) {
+    i -= 2;
+    while (one_of(tokens_[i], {")", "]"}) && outline_.partner[i] > 0) {
+      i = outline_.partner[i];
+      if (tokens_[i - 1].kind != Token::mark || one_of(tokens_[i - 1], {")", "]"})) --i;
+    }
+  }
+  return i;
 }
 
 void Bodies::find_memory_parameters(Body& body) {

@@ -32,8 +32,12 @@ struct Body {
   bool kernel = false, method = false;
   Flow flow;     // of the places that call it
   int left = 0;  // what returns from it before the current statement depend on; 0 in the kernel
+  int own = 0;   // what its result depends on beside its arguments
   std::map<std::string, int> levels;  // what a name's value depends on
   std::set<std::string> memory;       // memory of all threads: a store leaves the name as it is
+  // See cuda_pointers.h.
+  std::set<std::string> exposed;
+  bool exposes_object = false;  // that it is a method of
 };
 
 class Bodies {
@@ -48,8 +52,17 @@ class Bodies {
   std::vector<Argument> arguments(size_t open) const;
   // The token that names a parameter, or Outline::none.
   size_t name(const Argument& parameter) const;
-  // Whether the callee may store to what it is given: neither const nor memory of all threads.
+  // Whether it refers to a variable that the callee may store to: neither const nor memory of all
+  // threads.
   bool is_output(const Argument& parameter) const;
+  // The body whose names hold at token i; the kernel for what lies outside of all.
+  size_t enclosing(size_t i) const;
+  // What the operator at i takes on its right.
+  size_t right_side(size_t i, size_t end) const;
+  // Behind the operand of a unary operator, `*p`, `(a)` or `s.a[1]`.
+  size_t operand_end(size_t i) const;
+  // The first token of the path `f(a).s[1].` that selects the member at i.
+  size_t path_begin(size_t i) const;
 
  private:
   struct Declaration {
@@ -60,7 +73,6 @@ class Bodies {
   void add_kernel();
   void add(const Function&);
   bool is_method(const Function&) const;
-  size_t enclosing(size_t i) const;
   void find_memory_parameters(Body&);
   void find_memory_names(size_t i);
   bool called_from_anywhere(const Body&) const;

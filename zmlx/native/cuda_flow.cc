@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda_bodies.h"
+#include "cuda_pointers.h"
 
 namespace zmlx {
 namespace {
@@ -24,13 +25,21 @@ bool agrees(const std::string& name) {
 
 class Analysis {
  public:
-  explicit Analysis(Unit& unit) : tokens_(unit.tokens), outline_(unit.outline), bodies_(unit) {}
+  explicit Analysis(Unit& unit)
+      : tokens_(unit.tokens), outline_(unit.outline), bodies_(unit), pointers_(unit, bodies_) {
+    for (auto& body : bodies_.all) {
+      if (body.method) methods_.insert(body.name);
+    }
+  }
 
   void run() {
     // Levels only rise, and a name or a call has three, so this ends.
     do {
       grew_ = false;
-      for (auto& body : bodies_.all) walk_body(body);
+      for (auto& body : bodies_.all) {
+        if (!body.kernel) find_own(body);
+        walk_body(body);
+      }
     } while (grew_);
   }
 
@@ -66,14 +75,21 @@ class Analysis {
   }
 
   int name_level(const Body& body, size_t i) const {
-    auto& levels = bodies_.all[body.names].levels;
-    auto found = levels.find(bodies_.key(i));
-    if (found == levels.end()) return body.method && outline_.fields.count(tokens_[i].text) ? 2 : 0;
+    auto& names = bodies_.all[body.names];
+    std::string key = bodies_.key(i);
+    int behind = stored_ && names.exposed.count(key) ? stored_ : 0;
+    auto found = names.levels.find(key);
+    if (found == names.levels.end()) return names.method && is_of_object(i) ? 2 : behind;
     // Of a position, y and z are the same along a row of threads.
     bool coordinate = found->second == 2 && body.kernel && i + 2 < tokens_.size() &&
                       tokens_[i + 1].is(".") && is_position(tokens_[i].text);
     if (coordinate && tokens_[i + 2].text.find_first_not_of("yz") == std::string::npos) return 1;
-    return found->second;
+    return std::max(found->second, behind);
+  }
+  // In a method, whose object is not known.
+  bool is_of_object(size_t i) const {
+    auto& text = tokens_[i].text;
+    return text == "this" || outline_.fields.count(text) || methods_.count(text);
   }
   bool is_position(const std::string& name) const {
     return name == "thread_position_in_grid" || name == "thread_position_in_threadgroup";
@@ -82,22 +98,37 @@ class Analysis {
   int level(const Body& body, size_t begin, size_t end) const {
     int highest = 0;
     for (size_t i = begin; i < end; ++i) {
-      auto& token = tokens_[i];
-      if (token.kind != Token::word) continue;
+      if (tokens_[i].kind != Token::word) continue;
+      i = past_agreement(i);
       bool member = i > 0 && one_of(tokens_[i - 1], {".", "->"});
-      size_t open = outline_.call_at(i);
-      if (open != Outline::none && is_warp_operation(token.text)) {
-        if (agrees(token.text)) {
-          i = outline_.partner[open];
-        } else {
-          highest = 2;
-        }
-        continue;
-      }
-      if (token.text.compare(0, 7, "atomic_") == 0) highest = 2;
+      highest = std::max(highest, call_level(i));
       if (!member) highest = std::max(highest, name_level(body, i));
     }
     return highest;
+  }
+  // The end of a call whose result is the same for all lanes, or i.
+  size_t past_agreement(size_t i) const {
+    size_t open = outline_.call_at(i);
+    bool same = open != Outline::none && is_warp_operation(tokens_[i].text) &&
+                agrees(tokens_[i].text);
+    return same ? outline_.partner[open] : i;
+  }
+  // What the function that token i names returns, whatever it is given.
+  int call_level(size_t i) const {
+    auto& name = tokens_[i].text;
+    bool differs = name == "thread_elements" || name.compare(0, 7, "atomic_") == 0 ||
+                   is_warp_operation(name);
+    if (differs && outline_.call_at(i) != Outline::none) return 2;
+    auto found = own_.find(name);
+    return found == own_.end() ? 0 : found->second;
+  }
+  void find_own(Body& body) {
+    for (size_t i = body.begin; i < body.end && !body.own; ++i) {
+      if (tokens_[i].kind != Token::word) continue;
+      i = past_agreement(i);
+      raise(body.own, call_level(i));
+    }
+    if (body.own) own_[body.name] = body.own;
   }
 
   // ---- statements ----
@@ -225,16 +256,13 @@ class Analysis {
       if (one_of(token, {"?", "&&", "||"})) {
         flow.control = std::max(flow.control, level(body, begin, i));
       } else if (assigns(token)) {
-        size_t stop = right_side(i, end);
+        size_t stop = bodies_.right_side(i, end);
         assign(body, begin, i, level(body, i + 1, stop), flow.control);
       } else if (one_of(token, {"++", "--"})) {
         step(body, begin, i, flow.control);
       } else if (token.kind == Token::word) {
-        size_t open = outline_.call_at(i);
-        if (open == Outline::none) {
-          if (is_constructed(i, begin)) construct(body, i);
-          continue;
-        }
+        size_t open = tokens_[i + 1].is("{") ? i + 1 : outline_.call_at(i);
+        if (open == Outline::none) continue;
         if (is_warp_operation(token.text)) {
           Flow& site = sites_[i];
           raise(site.control, flow.control);
@@ -242,8 +270,9 @@ class Analysis {
         }
         if (is_constructed(i, begin)) {
           construct(body, i);
+          call(body, begin, type_before(i), open, flow);
         } else {
-          call(body, i, open, flow);
+          call(body, begin, i, open, flow);
         }
       }
     }
@@ -251,18 +280,6 @@ class Analysis {
 
   static bool assigns(const Token& token) {
     return one_of(token, {"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="});
-  }
-  size_t right_side(size_t i, size_t end) const {
-    for (size_t k = i + 1; k < end; ++k) {
-      if (one_of(tokens_[k], {"(", "[", "{"})) {
-        k = outline_.partner[k];
-      } else if (outline_.angle_end(k) != Outline::none) {
-        k = outline_.angle_end(k);
-      } else if (one_of(tokens_[k], {",", ";", ")", "]", "}"})) {
-        return k;
-      }
-    }
-    return end;
   }
 
   // `T name(…)` and `T name{…}`: a word after a type.
@@ -273,10 +290,10 @@ class Analysis {
     return (previous.kind == Token::word && !keyword) || (previous.is(">") && closes_list(i - 1));
   }
   bool closes_list(size_t i) const {
-    for (size_t k = i; k-- > 0 && !one_of(tokens_[k], {";", "{", "}"});) {
-      if (outline_.angle_end(k) == i) return true;
-    }
-    return false;
+    return outline_.partner[i] != Outline::none && outline_.angle_end(outline_.partner[i]) == i;
+  }
+  size_t type_before(size_t i) const {
+    return tokens_[i - 1].is(">") ? outline_.partner[i - 1] - 1 : i - 1;
   }
   void construct(Body& body, size_t i) {
     raise_name(body, i, level(body, i + 2, outline_.partner[i + 1]));
@@ -286,51 +303,73 @@ class Analysis {
     if (to > 0) raise(bodies_.all[body.names].levels[bodies_.key(name)], to);
   }
 
-  // Raises what stands left of the operator at i; in a reference's declaration also what it refers
-  // to, and in `auto [a, b] = …` all of the names.
+  // Raises what stands left of the operator at i; in `auto [a, b] = …` all of the names.
   void assign(Body& body, size_t begin, size_t i, int value, int control) {
     int to = std::max(value, control);
     size_t k = i;
-    bool through = false;
+    bool through = false;  // a pointer, or what may be one
+    while (k > begin && one_of(tokens_[k - 1], {"++", "--"})) --k;  // *p++ = …
     while (k > begin) {
       auto& previous = tokens_[k - 1];
       if (one_of(previous, {")", "]"})) {
-        k = outline_.partner[k - 1];
+        size_t close = k - 1;
+        k = outline_.partner[close];
         through = true;
-        if (k > begin && one_of(tokens_[k - 1], {"auto", "&"})) {
-          for (size_t n = k; n < outline_.partner[k]; ++n) {
+        to = std::max(to, level(body, k + 1, close));  // where it is stored
+        if (previous.is("]") && k > begin && one_of(tokens_[k - 1], {"auto", "&", "&&"})) {
+          for (size_t n = k; n < close; ++n) {
             if (tokens_[n].kind == Token::word) raise_name(body, n, to);
           }
+          return;
         }
-        continue;
-      }
-      if (previous.kind == Token::word && k >= 2 && one_of(tokens_[k - 2], {".", "->"})) {
+        if (previous.is(")") && !is_dereferenced(begin, k)) store(body, k + 1, close, to);
+      } else if (previous.kind == Token::word && k >= 2 && one_of(tokens_[k - 2], {".", "->"})) {
+        through |= tokens_[k - 2].is("->");
         k -= 2;
-        continue;
+      } else {
+        break;
       }
-      break;
-    }
-    if (k == begin) {
-      // `(*p) = …` or `*(p + 1) = …`: every name in the brackets.
-      raise_all(body, begin, i, to);
-      return;
     }
     size_t name = k - 1;
-    if (tokens_[name].kind != Token::word) {
-      raise_all(body, begin, i, to);
+    if (k == begin || tokens_[name].kind != Token::word) {
+      if (through && !points_to_memory(body, k, i)) raise(stored_, to);
       return;
     }
-    bool dereferenced = name > begin && tokens_[name - 1].is("*") &&
-                        (name - 1 == begin || tokens_[name - 2].kind == Token::mark);
-    if (bodies_.all[body.names].memory.count(tokens_[name].text) && (through || dereferenced)) return;
-    // A variable that is declared where threads have parted is not seen by the others.
-    raise_name(body, name, declares(name, begin) ? value : to);
-    bool refers = name > begin && one_of(tokens_[name - 1], {"&", "*", "&&"}) && !dereferenced;
-    if (refers && tokens_[i].is("=")) {
-      // What it refers to changes with it, now or later.
-      size_t stop = right_side(i, tokens_.size());
-      int now = bodies_.all[body.names].levels[bodies_.key(name)];
-      if (!bodies_.all[body.names].memory.count(tokens_[name].text)) raise_all(body, i + 1, stop, now);
+    if (declares(name, begin)) {
+      // A variable that is declared where threads have parted is not seen by the others.
+      raise_name(body, name, value);
+      return;
+    }
+    through |= is_dereferenced(begin, name);
+    if (bodies_.all[body.names].memory.count(tokens_[name].text) && through) return;
+    if (through) to = std::max(to, name_level(body, name));
+    raise_name(body, name, to);
+    if (through || pointers_.is_reference(name)) raise(stored_, to);
+  }
+  // Whether a term is a pointer to memory of all threads, and not what is read from it.
+  bool points_to_memory(const Body& body, size_t begin, size_t end) const {
+    for (size_t i = begin; i < end; ++i) {
+      if (tokens_[i].is("[")) i = outline_.partner[i];
+      bool reads = tokens_[i - 1].is("*") || one_of(tokens_[i + 1], {"[", ".", "->"});
+      if (!reads && bodies_.all[body.names].memory.count(tokens_[i].text)) return true;
+    }
+    return false;
+  }
+  // Behind a star that does not multiply, and casts.
+  bool is_dereferenced(size_t begin, size_t i) const {
+    while (i > begin && one_of(tokens_[i - 1], {"++", "--", ")"})) {
+      i = tokens_[i - 1].is(")") ? outline_.partner[i - 1] : i - 1;
+    }
+    if (i <= begin || !tokens_[i - 1].is("*")) return false;
+    return i - 1 == begin || tokens_[i - 2].kind == Token::mark;
+  }
+  // Raises the variables that an expression, or a list of them, may stand for.
+  void store(Body& body, size_t begin, size_t end, int to) {
+    for (size_t i = begin; i <= end; ++i) {
+      if (i < end && one_of(tokens_[i], {"(", "[", "{"})) i = outline_.partner[i];
+      if (i < end && !one_of(tokens_[i], {"?", ":", ","})) continue;
+      if (i > begin) assign(body, begin, i, to, 0);
+      begin = i + 1;
     }
   }
   // Lanes that part step different numbers of times.
@@ -339,10 +378,8 @@ class Analysis {
                                 one_of(tokens_[i - 1], {")", "]"}));
     if (behind) {
       assign(body, begin, i, 0, control);
-    } else if (tokens_[i + 1].kind == Token::word) {
-      raise_name(body, i + 1, control);
     } else {
-      raise_all(body, i + 1, right_side(i, tokens_.size()), control);
+      assign(body, i + 1, bodies_.operand_end(i + 1), 0, control);
     }
   }
   bool declares(size_t name, size_t begin) const {
@@ -352,45 +389,25 @@ class Analysis {
     return tokens_[type].is(">") ||
            (tokens_[type].kind == Token::word && !one_of(tokens_[type], {"return", "else", "do"}));
   }
-  // Every name that may be what a store to this goes to: no index, and no factor of one.
-  void raise_all(Body& body, size_t begin, size_t end, int to) {
-    for (size_t i = begin; i < end; ++i) {
-      if (tokens_[i].is("[") && i > begin) {
-        i = outline_.partner[i];
-        continue;
-      }
-      bool member = i > 0 && one_of(tokens_[i - 1], {".", "->"});
-      bool memory = bodies_.all[body.names].memory.count(tokens_[i].text);
-      if (tokens_[i].kind == Token::word && !member && !memory && !is_factor(i, begin, end)) {
-        raise_name(body, i, to);
-      }
-    }
-  }
-  bool is_factor(size_t i, size_t begin, size_t end) const {
-    auto multiplies = [&](size_t k) { return one_of(tokens_[k], {"*", "/", "%"}); };
-    if (i + 1 < end && multiplies(i + 1)) return true;
-    // Behind an operand; elsewhere a star reads what a pointer points to.
-    return i >= begin + 2 && multiplies(i - 1) &&
-           (tokens_[i - 2].kind != Token::mark || one_of(tokens_[i - 2], {")", "]"}));
-  }
 
   // A call hands levels to the callee's parameters, and its flow to the callee's collectives; what
   // the callee may store to rises to the level of everything that it is given.
-  void call(Body& body, size_t i, size_t open, Flow flow) {
+  void call(Body& body, size_t begin, size_t i, size_t open, Flow flow) {
     auto given = bodies_.arguments(open);
-    int highest = flow.control;
-    for (auto& argument : given) {
-      highest = std::max(highest, level(body, argument.begin, argument.end));
-    }
-    if (i >= 2 && one_of(tokens_[i - 1], {".", "->"}) && tokens_[i - 2].kind == Token::word) {
-      raise_name(body, i - 2, highest);  // a method may change its object
-    }
+    size_t object = std::max(bodies_.path_begin(i), begin);
+    int highest = std::max(flow.control, level(body, object, outline_.partner[open]));
+    // A method may change its object.
+    if (object < i) assign(body, object, i - 1, highest, 0);
     bool stores = one_of(tokens_[i], {"sincos", "frexp", "modf"});
-    if (stores && given.size() == 2) raise_all(body, given[1].begin, given[1].end, highest);
+    if (stores && given.size() == 2) store(body, given[1].begin, given[1].end, highest);
+    if (tokens_[i].text.compare(0, 23, "atomic_compare_exchange") == 0) raise(stored_, 2);
+    bool known = false;
     for (auto& callee : bodies_.all) {
       if (callee.kernel || callee.name != tokens_[i].text) continue;
+      known = true;
       raise(callee.flow.control, flow.control);
       raise(callee.flow.exits, flow.exits);
+      if (callee.exposes_object && object < i) grew_ |= pointers_.expose(object, i - 1);
       if (callee.open == callee.close) continue;
       auto parameters = bodies_.arguments(callee.open);
       for (size_t k = 0; k < parameters.size() && k < given.size(); ++k) {
@@ -398,15 +415,27 @@ class Analysis {
         if (name != Outline::none) {
           raise_name(callee, name, level(body, given[k].begin, given[k].end));
         }
-        if (bodies_.is_output(parameters[k])) raise_all(body, given[k].begin, given[k].end, highest);
+        if (!bodies_.is_output(parameters[k])) continue;
+        store(body, given[k].begin, given[k].end, highest);
+        bool exposed = name != Outline::none &&
+                       bodies_.all[callee.names].exposed.count(bodies_.key(name));
+        if (exposed) grew_ |= pointers_.expose(given[k].begin, given[k].end);
       }
     }
+    if (known) return;
+    bool variable = bodies_.key(i) != tokens_[i].text;
+    if (variable) raise_name(body, i, highest);  // an object that is called may change
+    if (pointers_.hands_on()) grew_ |= pointers_.expose(open + 1, outline_.partner[open]);
   }
 
   Tokens& tokens_;
   const Outline& outline_;
   Bodies bodies_;
+  Pointers pointers_;
+  std::set<std::string> methods_;
   std::map<size_t, Flow> sites_;
+  std::map<std::string, int> own_;  // of functions, where it is not 0
+  int stored_ = 0;  // through any pointer
   bool grew_ = false;
 };
 
