@@ -58,7 +58,8 @@ def paged_attention(
 
     Args:
         q: (B, H, L, D) in float32, float16 or bfloat16.
-        k_cache, v_cache: (blocks, block size, K, D) and (blocks, block size, K, V), q's dtype.
+        k_cache, v_cache: (blocks, block size, K, D) and (blocks, block size, K, V), q's dtype;
+            D and V are at most 8192.
         block_table: (B, N) integers: block n of a batch has its keys n · block size and on.
             Entries past the context, and those before the window of every query, are not read and
             may be any number.

@@ -66,7 +66,8 @@ def quantized_attention(
     Args:
         q: (B, H, L, D) in float32, float16 or bfloat16; D is a multiple of 32.
         k, k_scales, k_biases: `mx.quantize(keys, group_size, bits)` of keys (B, K, S, D).
-        v, v_scales, v_biases: the same of values (B, K, S, V), with the same group size.
+        v, v_scales, v_biases: the same of values (B, K, S, V), with the same group size. D and V
+            are at most 8192.
         bits: 4 or 8.
         lengths, sinks, scale, causal, window, softcap: as in `decode_attention`.
 
