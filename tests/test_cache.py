@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -236,6 +237,48 @@ def test_a_disk_that_is_full_costs_one_line(tmp_path: Path) -> None:
     assert output.endswith(" 0")
     assert errors.count("(No space left on device); compiled kernels are not kept") == 1
     assert not entries(folder)
+
+
+@pytest.mark.skipif(
+    not (shutil.which("localedef") and shutil.which("msgfmt")), reason="makes a language"
+)
+def test_a_full_disk_is_known_in_every_language(tmp_path: Path) -> None:
+    """The compiler speaks English, whatever the process does."""
+    catalogue = tmp_path / "de" / "LC_MESSAGES"
+    catalogue.mkdir(parents=True)
+    (tmp_path / "libc.po").write_text(
+        'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8"\n'
+        'msgid "No space left on device"\nmsgstr "Kein Platz"\n'
+    )
+    subprocess.run(["msgfmt", tmp_path / "libc.po", "-o", catalogue / "libc.mo"], check=True)
+    made = ["localedef", "-i", "de_DE", "-f", "UTF-8", tmp_path / "de_DE.UTF-8"]
+    if subprocess.run(made, capture_output=True).returncode > 1:
+        pytest.skip("no source of a language")
+    speak = f"""
+import ctypes, locale, os
+locale.setlocale(locale.LC_ALL, "de_DE.UTF-8")
+ctypes.CDLL(None).bindtextdomain(b"libc", {str(tmp_path).encode()!r})
+print(os.strerror({errno.ENOSPC}))
+"""
+    folder = tmp_path / "cache"
+    full = "echo 'ld: final link failed: No space left on device' >&2; exit 1"
+    done = subprocess.run(
+        [sys.executable, "-c", speak + RUN],
+        env={
+            **os.environ,
+            "CORE": str(native._built(native._installed_mlx())),
+            "LOCPATH": str(tmp_path),
+            "ZMLX_CACHE_DIR": str(folder),
+            "ZMLX_CXX": fake_compiler(
+                tmp_path, f'case "$*" in *{folder}*) {full};; esac; exec g++ "$@"'
+            ),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.startswith("Kein Platz\n")
+    assert done.stderr.count("compiled kernels are not kept") == 1, done.stderr
 
 
 def test_a_core_that_does_not_fit_on_the_disk_is_made_elsewhere(

@@ -50,6 +50,31 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert done.stdout.strip() == "7", done.stderr
 
 
+def test_a_check_leaves_no_guards_behind() -> None:
+    """A larger group has the stacks of a smaller one that was checked."""
+    code = f"""
+import sys
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+import mlx.core as mx
+from metal_source import Metal, checking
+def sums(n, group):
+    source = (
+        f"float a[{{n}}]; uint i = thread_position_in_threadgroup.x;"
+        f"for (uint k = 0; k < {{n}}; ++k) a[k] = i; float s = simd_sum(a[i]);"
+        f"for (uint k = 0; k < {{n}}; ++k) s += a[(k * 7) % {{n}}]; out[i] = s;"
+    )
+    return Metal(source, output=(group, mx.float32), grid=group, group=group)()
+with checking():
+    sums(8, 32)
+try:
+    sums(16800, 64)
+except RuntimeError as error:
+    print(error)
+"""
+    done = python(code)
+    assert "a thread needs more than 64 KiB" in done.stdout, (done.returncode, done.stderr)
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="Linux alone has affinities")
 @pytest.mark.parametrize("one", [False, True], ids=["all CPUs", "one CPU"])
 def test_workers_are_kept_off_the_cpu_that_wakes_them(one: bool) -> None:

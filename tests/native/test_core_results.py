@@ -204,3 +204,27 @@ def test_strides_are_passed_where_the_kernel_asks_for_them() -> None:
         result = core.launch(prepare(made, (x.T,)), (x.T,))
         assert mx.array_equal(result, 2 * x.T)
         assert core.statistics()["contiguous_copies"] == before + copies
+
+
+@pytest.mark.parametrize(
+    ("literal", "expected"),
+    [
+        # Just above the middle of two numbers, where float or double lies on it.
+        ("1.00048828126h", 1 + 2**-10),
+        ("1.000488281250000000001h", 1 + 2**-10),
+        ("1.00048828125h", 1.0),
+        ("1.00146484375h", 1 + 2**-9),
+        ("1.00390625001bf", 1 + 2**-7),
+        ("2.98023224e-8h", 2.0**-24),
+        ("2.98e-8h", 0.0),
+        ("65519.99h", 65504.0),
+        ("65520.0h", float("inf")),
+        ("0.0h", 0.0),
+    ],
+)
+def test_a_narrow_literal_is_rounded_once(literal: str, expected: float) -> None:
+    launch = core.prepare(
+        core.kernel("literal", ("x",), ("o",), f"o[0] = float({literal});", "", True, False, "safe"),
+        (x16,), (), (1, 1, 1), (1, 1, 1), ((1,),), (mx.float32,), None, (),
+    )  # fmt: skip
+    assert core.launch(launch, (x16,)).item() == expected

@@ -110,6 +110,23 @@ def test_an_argument_of_a_macro_is_no_part_of_the_tokens_beside_it(
     assert run(body, output=(2, mx.float32), header=header).tolist() == expected
 
 
+@pytest.mark.parametrize(
+    ("condition", "holds"),
+    [("HAS", True), ("HAS_NOT", False), ("!(HAS_NOT) && HAS", True), ("ASKS", True),
+     ("defined HAS", True), ("HERE", True)],
+)  # fmt: skip
+def test_a_macro_may_ask_what_is_defined(condition: str, holds: bool) -> None:
+    header = """
+        #define A 5
+        #define HAS defined(A)
+        #define HAS_NOT defined B || 0
+        #define ASKS __has_include(<metal_stdlib>)
+        #define HERE defined(HUGE_VALF)
+    """
+    text = cpp(f"#if {condition}\nout[0] = 7;\n#else\nout[0] = 8;\n#endif", header=header)
+    assert ("7;" in text.replace(" ", "").partition("out[0]=")[2][:3]) == holds
+
+
 @pytest.mark.parametrize("before", ["", "#define A\n"])
 def test_elifdef_is_refused_where_it_counts_and_where_not(before: str) -> None:
     with pytest.raises(RuntimeError, match="#elifdef is not supported: write #elif defined"):

@@ -70,6 +70,12 @@ def test_a_header_that_goes_on_into_the_kernel_is_named(last: str) -> None:
     assert run("out[0] = f();", output=(1, mx.float32), header=f"int f() {{ return 1; }}\n{last}\n")
 
 
+@pytest.mark.parametrize("last", ["/* https://x */", "/* a\n// b */", "/* //*/"])
+def test_marks_within_a_comment_are_none(last: str) -> None:
+    header = f"inline int f() {{ return 1; }} {last}"
+    assert run("out[0] = f();", output=(1, mx.float32), header=header) == 1
+
+
 def test_an_operator_whose_threads_meet_is_refused() -> None:
     """Its uses have no name, by which those of different branches are told apart."""
     header = "struct A { int v; int operator[](int) const { return simd_sum(v); } };\n"

@@ -113,3 +113,20 @@ def test_each_simdgroup_multiplies_on_its_own():
 def test_one_thread_cannot_hold_a_tile():
     with pytest.raises(RuntimeError, match="threadgroups of at least 32 threads"):
         run("simdgroup_float8x8 m; simdgroup_load(m, x); out[0] = 0;", {"x": mx.zeros(64)})
+
+
+HELPERS = """
+    inline float sum(simdgroup_float8x8 m) { return simd_sum(m.thread_elements()[0]); }
+    inline float total(const device float* x) {
+        simdgroup_float8x8 m;
+        simdgroup_load(m, x);
+        return sum(m);
+    }
+    inline float half_of(float v) { return v / 2; }
+"""
+
+
+def test_one_thread_may_leave_functions_of_tiles_alone():
+    assert run("out[0] = half_of(3);", header=HELPERS) == 1.5
+    with pytest.raises(RuntimeError, match="threadgroups of at least 32 threads"):
+        run("out[0] = total(x);", {"x": mx.zeros(64)}, header=HELPERS)

@@ -218,14 +218,17 @@ void count_turns(Unit& unit, size_t loop, const Reach& reach) {
 
 }  // namespace
 
+bool names_matrix(const Token& token) {
+  return token.text.compare(0, 10, "simdgroup_") == 0 &&
+         (token.is("simdgroup_matrix") || token.text.find("8x8") != std::string::npos);
+}
+
 bool has_collectives(const Unit& unit) {
   for (size_t i = 0; i < unit.tokens.size(); ++i) {
     auto& text = unit.tokens[i].text;
-    bool matrix = text.compare(0, 10, "simdgroup_") == 0 &&
-                  (text == "simdgroup_matrix" || text.find("8x8") != std::string::npos);
     bool call = unit.tokens[i].kind == Token::word && collectives().count(text) &&
                 unit.outline.call_at(i) != Outline::none;
-    if (matrix || call) return true;
+    if (names_matrix(unit.tokens[i]) || call) return true;
   }
   return false;
 }

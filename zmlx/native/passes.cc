@@ -1,10 +1,17 @@
 #include "passes.h"
 
+#include <locale.h>
+
 #include <algorithm>
 #include <cctype>
+#include <cfenv>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <set>
+#include <utility>
 
 namespace zmlx {
 namespace {
@@ -170,6 +177,36 @@ void refuse_recursion(const Unit& unit, const Library& library) {
                     "no call stack; use a loop or a template");
 }
 
+// One thread has no lanes that a matrix could lie in. Functions that nothing names are as good as
+// templates that nothing instantiates.
+void drop_unused_matrices(Unit& unit) {
+  auto& tokens = unit.tokens;
+  auto is_named = [&](const Function& function) {
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      bool within = function.head <= i && i <= function.end;
+      if (!within && !tokens[i].removed && tokens[i].text == function.name) return true;
+    }
+    return false;
+  };
+  auto holds_matrix = [&](const Function& function) {
+    for (size_t i = function.head; i < function.end; ++i) {
+      if (names_matrix(tokens[i])) return true;
+    }
+    return false;
+  };
+  for (bool again = true; std::exchange(again, false);) {
+    for (auto& function : unit.outline.functions) {
+      bool plain = function.body && !function.lambda && function.body != unit.signature.body &&
+                   !unit.outline.in_type(function.head) && !tokens[function.head].removed;
+      if (!plain || !holds_matrix(function) || is_named(function)) continue;
+      again = true;
+      for (size_t i = function.head; i <= function.end; ++i) {
+        tokens[i].dropped = tokens[i].removed = true;
+      }
+    }
+  }
+}
+
 // [[…]] says nothing that the target language needs: geometry comes from the driver, and hints
 // such as [[unroll]] are the compiler's business.
 void drop_attributes(Unit& unit) {
@@ -241,6 +278,35 @@ void name_constructors(Unit& unit) {
   }
 }
 
+namespace {
+
+// The number that the digits of a literal mean, rounded once to so many bits of which the last is
+// not below 2^least. As a literal of float, which holds it.
+std::string rounded_literal(std::string digits, int bits, int least) {
+  static const locale_t plain = newlocale(LC_ALL_MASK, "C", nullptr);
+  digits.erase(std::remove(digits.begin(), digits.end(), '\''), digits.end());
+  int mode = std::fegetround();
+  std::fesetround(FE_UPWARD);
+  double above = strtod_l(digits.c_str(), nullptr, plain);
+  std::fesetround(FE_TOWARDZERO);
+  double value = strtod_l(digits.c_str(), nullptr, plain);
+  std::fesetround(mode);
+  // An odd last bit says that more follows, and is never taken for half of a place.
+  uint64_t word;
+  std::memcpy(&word, &value, sizeof word);
+  word |= above != value;
+  std::memcpy(&value, &word, sizeof word);
+  int place;
+  std::frexp(value, &place);
+  place = std::max(place - bits, least);
+  auto whole = (unsigned long long)std::nearbyint(std::ldexp(value, -place));
+  char text[64];
+  std::snprintf(text, sizeof text, "0x%llxp%df", whole, place);
+  return text;
+}
+
+}  // namespace
+
 // Metal's literals are float unless they say otherwise; C++ would compute in double.
 void suffix_literals(Unit& unit) {
   for (auto& token : unit.tokens) {
@@ -261,9 +327,9 @@ void suffix_literals(Unit& unit) {
     if (suffix.empty()) {
       text = digits + "f";
     } else if (suffix == "h") {
-      text = "half(" + digits + "f)";
+      text = "half(" + rounded_literal(digits, 11, -24) + ")";
     } else if (suffix == "bf") {
-      text = "bfloat(" + digits + "f)";
+      text = "bfloat(" + rounded_literal(digits, 8, -133) + ")";
     } else if (suffix != "f") {
       unit.place.refuse(token.line, "the literal `" + text +
                                         "` is not supported: Metal has float (1.0), half (1.0h) "

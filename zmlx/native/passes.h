@@ -47,6 +47,7 @@ using Library = std::function<const std::set<std::string>&()>;
 void refuse_unsupported(const Unit&);
 void refuse_mutable_globals(const Unit&);
 void refuse_recursion(const Unit&, const Library&);
+void drop_unused_matrices(Unit&);
 void drop_attributes(Unit&);
 void drop_hints(Unit&);
 void free_specialised_operators(Unit&);
@@ -90,6 +91,7 @@ void shield_names(Unit&, const Library&);
 
 // collectives.cc
 const std::set<std::string>& collectives();  // Metal's functions at which threads meet
+bool names_matrix(const Token&);  // of a simdgroup
 bool has_collectives(const Unit&);
 bool has_threadgroup_memory(const Unit&);
 void mark_collectives(Unit&, const Library&);

@@ -146,8 +146,10 @@ class Preprocessor {
     return true;
   }
 
-  bool evaluate(const Tokens& tokens, int line) {
-    Tokens resolved;
+  bool evaluate(const Tokens& condition, int line) {
+    keeps_questions_ = true;
+    Tokens tokens = expand(condition), resolved;
+    keeps_questions_ = false;
     auto answer = [&](bool yes) {
       Token number;
       number.kind = Token::number;
@@ -161,7 +163,7 @@ class Preprocessor {
         if (name >= tokens.size()) place_.refuse(line, "defined needs a name");
         answer(known(tokens[name].text));
         i = name + bracket;
-      } else if (bracket && is_question(tokens[i]) && !macros_.count(tokens[i].text)) {
+      } else if (bracket && is_question(tokens[i])) {
         std::string what;
         size_t end = i + 2;
         for (; end < tokens.size() && !tokens[end].is(")"); ++end) what += tokens[end].text;
@@ -171,9 +173,8 @@ class Preprocessor {
         resolved.push_back(tokens[i]);
       }
     }
-    Tokens expanded = expand(resolved);
     macros_.swap(prelude_);
-    expanded = expand(expanded);
+    Tokens expanded = expand(resolved);
     macros_.swap(prelude_);
     return condition_holds(std::move(expanded), place_, line);
   }
@@ -210,7 +211,9 @@ class Preprocessor {
       in.pop_back();
       auto found = token.kind == Token::word ? macros_.find(token.text) : macros_.end();
       if (found == macros_.end() || contains(token.hidden, token.text)) {
+        bool asks = keeps_questions_ && (token.is("defined") || is_question(token));
         out.push_back(std::move(token));
+        if (asks) keep_operand(&in, &out);
         continue;
       }
       const Macro& macro = found->second;
@@ -222,6 +225,16 @@ class Preprocessor {
       insert(substitute(macro, arguments), token, &in);
     }
     return out;
+  }
+
+  // `name` or `(name)`, as it is.
+  static void keep_operand(Tokens* in, Tokens* out) {
+    bool bracket = !in->empty() && in->back().is("(");
+    while (!in->empty()) {
+      out->push_back(std::move(in->back()));
+      in->pop_back();
+      if (!bracket || out->back().is(")")) break;
+    }
   }
 
   // Puts a macro's expansion in front of what is still to be scanned.
@@ -398,6 +411,7 @@ class Preprocessor {
 
   const Place& place_;
   Macros macros_, prelude_;
+  bool keeps_questions_ = false;  // in a condition, macros in them stay
   std::vector<Branch> branches_;
   Tokens block_, out_;
 };

@@ -1,5 +1,6 @@
 // Runs another program, and ends it when the host program's signals say so.
 #include <fcntl.h>
+#include <locale.h>
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
@@ -100,7 +101,11 @@ struct Child {
 
 }  // namespace
 
-std::string error_text(int error) { return std::strerror(error); }
+// As programs in run_program() say it, whatever the process's locale.
+std::string error_text(int error) {
+  static const locale_t english = newlocale(LC_ALL_MASK, "C", nullptr);
+  return strerror_l(error, english);
+}
 
 void set_interrupts(bool (*check)()) { interrupts = check; }
 

@@ -213,22 +213,26 @@ const char* const no_contraction =
 
 // MLX puts the kernel right behind the header. A last line of the header that is a directive or ends
 // in a comment would take the kernel's first line with it, on a Mac too.
-void check_header_end(const std::string& text, const std::string& name) {
+void check_header_end(const std::string& text, const Tokens& tokens, const std::string& name) {
   size_t kernel = text.rfind("[[kernel]]");
   if (kernel == std::string::npos) return;
   size_t begin = text.rfind('\n', kernel) + 1;  // npos + 1 is 0
   std::string line = text.substr(begin, kernel - begin);
   size_t first = line.find_first_not_of(" \t");
   if (first == std::string::npos) return;
-  if (line[first] != '#' && line.find("//") == std::string::npos) return;
+  int number = 1 + (int)std::count(text.begin(), text.begin() + begin, '\n');
+  auto reads = [&](const Token& token) { return token.line == number && token.is("kernel"); };
+  bool comment = line.find("//") != std::string::npos &&
+                 std::none_of(tokens.begin(), tokens.end(), reads);
+  if (line[first] != '#' && !comment) return;
   throw std::runtime_error("[kernel " + name + "] the header's last line, `" + line.substr(first) +
                            "`, goes on into the kernel: end the header with a newline");
 }
 
 Unit read_unit(const std::string& metal_text, const Prelude& prelude,
                const RewriteOptions& options) {
-  check_header_end(metal_text, author_name(options.name));
   Tokens raw = tokenize(metal_text);
+  check_header_end(metal_text, raw, author_name(options.name));
   size_t start = find_kernel(raw);
   if (start == Outline::none || start + 2 >= raw.size()) {
     throw std::runtime_error("[kernel " + author_name(options.name) +
@@ -264,6 +268,7 @@ Rewritten rewrite(const std::string& metal_text, const RewriteOptions& options) 
     return result;
   }
   Unit unit = read_unit(metal_text, prelude, options);
+  if (options.one_thread) drop_unused_matrices(unit);
   bool collective = has_collectives(unit);
   bool together = collective || has_threadgroup_memory(unit);
   unit.mode = options.one_thread ? Mode::one_thread

@@ -83,8 +83,8 @@ Group* open_group(zk_worker* worker, unsigned threads, bool guarded) {
   size_t need = stacks_at + threads * stack_stride;
   if (!reserve(worker)) return nullptr;
   if (need > worker->open) {
-    char* from = worker->region + worker->open;
-    if (mprotect(from, need - worker->open, PROT_READ | PROT_WRITE) != 0) return nullptr;
+    // From the start, so that no guard is left.
+    if (mprotect(worker->region, need, PROT_READ | PROT_WRITE) != 0) return nullptr;
     if (worker->open == 0) new (worker->region) Group();
     worker->open = need;
     ((Group*)worker->region)->guarded = false;
