@@ -223,8 +223,7 @@ def test_strides_are_passed_where_the_kernel_asks_for_them() -> None:
     ],
 )
 def test_a_narrow_literal_is_rounded_once(literal: str, expected: float) -> None:
-    launch = core.prepare(
-        core.kernel("literal", ("x",), ("o",), f"o[0] = float({literal});", "", True, False, "safe"),
-        (x16,), (), (1, 1, 1), (1, 1, 1), ((1,),), (mx.float32,), None, (),
-    )  # fmt: skip
+    made = kernel("literal", f"o[0] = float({literal});")
+    one = (1, 1, 1)
+    launch = core.prepare(made, (x16,), (), one, one, ((1,),), (mx.float32,), None, ())
     assert core.launch(launch, (x16,)).item() == expected
