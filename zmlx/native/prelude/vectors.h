@@ -61,17 +61,17 @@ constexpr METAL_FUNC V zk_spread(A x) {
   return v;
 }
 
-// An operand of an operator, which takes no floating scalar beside integers.
-template <class V, class A>
-constexpr METAL_FUNC V zk_computed(A x) {
-  static_assert(!zk_is_integer<typename V::zk_element> || zk_vectorial<A> || zk_counts<A>,
-                "a floating scalar beside a vector of integers must be converted");
-  return zk_spread<V>(x);
-}
+// Of an operator, which takes no floating scalar beside integers. Not in a function of its own,
+// behind which NVRTC no longer loads a vector at once.
+template <class A>
+inline constexpr bool zk_is_whole = zk_vectorial<A> || zk_counts<A>;
+#define ZK_CHECK_OPERANDS(V, A, B)                                                             \
+  static_assert(!zk_is_integer<typename V::zk_element> || (zk_is_whole<A> && zk_is_whole<B>), \
+                "a floating scalar beside a vector of integers must be converted")
 // An operand of a shift, whose two may be vectors of different integers.
 template <class V, class A>
 constexpr METAL_FUNC V zk_shifted(A x) {
-  return zk_computed<V>(x);
+  return zk_spread<V>(x);
 }
 template <class V, zk_vectorial A>
   requires zk_is_integer<typename A::zk_vector::zk_element>
@@ -327,6 +327,7 @@ struct alignas(zk_alignment(4 * sizeof(T))) vec<T, 4> {
   template <class A, class B, class V = zk_join<A, B>>           \
   constexpr METAL_FUNC V operator op(A a, B b) {                 \
     using T = typename V::zk_element;                            \
+    ZK_CHECK_OPERANDS(V, A, B);                                  \
     V p = operand<V>(a), q = operand<V>(b);                      \
     ZK_LANES(V, ZK_INFIX, op)                                    \
   }                                                              \
@@ -339,14 +340,14 @@ struct alignas(zk_alignment(4 * sizeof(T))) vec<T, 4> {
   constexpr METAL_FUNC void operator op##=(zk_reference<T, I...>&& a, B b) { \
     a = vec<T, int(sizeof...(I))>(a) op b;                       \
   }
-ZK_OPERATOR(+, zk_computed)
-ZK_OPERATOR(-, zk_computed)
-ZK_OPERATOR(*, zk_computed)
-ZK_OPERATOR(/, zk_computed)
-ZK_OPERATOR(%, zk_computed)
-ZK_OPERATOR(&, zk_computed)
-ZK_OPERATOR(|, zk_computed)
-ZK_OPERATOR(^, zk_computed)
+ZK_OPERATOR(+, zk_spread)
+ZK_OPERATOR(-, zk_spread)
+ZK_OPERATOR(*, zk_spread)
+ZK_OPERATOR(/, zk_spread)
+ZK_OPERATOR(%, zk_spread)
+ZK_OPERATOR(&, zk_spread)
+ZK_OPERATOR(|, zk_spread)
+ZK_OPERATOR(^, zk_spread)
 ZK_OPERATOR(<<, zk_shifted)
 ZK_OPERATOR(>>, zk_shifted)
 #undef ZK_OPERATOR
@@ -355,7 +356,8 @@ ZK_OPERATOR(>>, zk_shifted)
   template <class A, class B, class V = zk_join<A, B>>           \
   constexpr METAL_FUNC vec<bool, V::zk_lanes> operator op(A a, B b) { \
     using R = vec<bool, V::zk_lanes>;                            \
-    V p = zk_computed<V>(a), q = zk_computed<V>(b);              \
+    ZK_CHECK_OPERANDS(V, A, B);                                  \
+    V p = zk_spread<V>(a), q = zk_spread<V>(b);                  \
     ZK_LANES(R, ZK_COMPARED, op)                                 \
   }
 ZK_COMPARISON(==)
@@ -367,6 +369,7 @@ ZK_COMPARISON(>=)
 ZK_COMPARISON(&&)
 ZK_COMPARISON(||)
 #undef ZK_COMPARISON
+#undef ZK_CHECK_OPERANDS
 
 #define ZK_SIGN(op)                                              \
   template <class T, int N>                                      \
