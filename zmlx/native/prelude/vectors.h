@@ -61,13 +61,14 @@ constexpr METAL_FUNC V zk_spread(A x) {
   return v;
 }
 
-// Of an operator, which takes no floating scalar beside integers. Not in a function of its own,
-// behind which NVRTC no longer loads a vector at once.
+// Operators take no floating scalar beside integers. A macro, because NVRTC loads a vector that
+// passes through another function component by component.
 template <class A>
 inline constexpr bool zk_is_whole = zk_vectorial<A> || zk_counts<A>;
 #define ZK_CHECK_OPERANDS(V, A, B)                                                             \
   static_assert(!zk_is_integer<typename V::zk_element> || (zk_is_whole<A> && zk_is_whole<B>), \
                 "a floating scalar beside a vector of integers must be converted")
+
 // An operand of a shift, whose two may be vectors of different integers.
 template <class V, class A>
 constexpr METAL_FUNC V zk_shifted(A x) {
