@@ -48,7 +48,7 @@ class Experts:
 
 def each(experts: Experts, x: mx.array, indices: mx.array) -> mx.array:
     """(*, D) tokens and (*, k) experts of each → (*, k, D), what they return."""
-    indices = mx.stop_gradient(indices)
+    x, indices = _promoted(experts, x), mx.stop_gradient(indices)
     if indices.size == 0:
         return _nothing(experts, x, indices)
     if not _sorts(experts, x, indices):
@@ -61,7 +61,7 @@ def each(experts: Experts, x: mx.array, indices: mx.array) -> mx.array:
 
 def combined(experts: Experts, x: mx.array, weights: mx.array, indices: mx.array) -> mx.array:
     """(*, D) tokens, (*, k) weights and experts → (*, D), the weighted sum of what they return."""
-    indices = mx.stop_gradient(indices)
+    x, indices = _promoted(experts, x), mx.stop_gradient(indices)
     if indices.size == 0:
         return _nothing(experts, x, indices).sum(axis=-2)
     if _sorts(experts, x, indices):
@@ -71,12 +71,21 @@ def combined(experts: Experts, x: mx.array, weights: mx.array, indices: mx.array
     return (y * weights[..., None]).sum(axis=-2).astype(y.dtype)
 
 
+def _promoted(experts: Experts, x: mx.array) -> mx.array:
+    """Tokens in the dtype of MLX's products with the weights, as `expert_ffn` returns that of its
+    rows."""
+    if not experts.fused:
+        return x
+    weights = (p["weight"] for p in (experts.gate, experts.up, experts.down))
+    dtype = reduce(mx.result_type, weights, x.dtype)
+    return x if dtype == x.dtype else x.astype(dtype)
+
+
 def _nothing(experts: Experts, x: mx.array, indices: mx.array) -> mx.array:
     """What experts return for no choice: the gradients of MLX's `gather_mm` need one."""
     held = [p.dtype for p in experts.down.values() if isinstance(p, mx.array)]
     dtypes = [dtype for dtype in held if dtype in FLOATING]
-    dtype = x.dtype if experts.fused else reduce(mx.result_type, dtypes, x.dtype)
-    return mx.zeros((*indices.shape, x.shape[-1]), dtype)
+    return mx.zeros((*indices.shape, x.shape[-1]), reduce(mx.result_type, dtypes, x.dtype))
 
 
 def _sorts(experts: Experts, x: mx.array, indices: mx.array) -> bool:
