@@ -354,6 +354,12 @@ def test_smart_patch_keeps_what_is_faster_and_says_so():
         assert f"{kind}: {speed:.2f} times the speed" in str(report)
 
 
+def test_smart_patch_takes_what_to_exclude_from_an_iterator():
+    report = zmlx.smart_patch(build("llama"), PROMPT, rounds=1, exclude=iter(["residual_norm"]))
+    assert "residual_norm" not in report.kinds()
+    assert "residual_norm" not in {kind for kind, _ in report.kept + report.dropped}
+
+
 def test_smart_patch_for_training_times_the_loss_with_its_gradients():
     model = build("llama")
     called = []

@@ -183,6 +183,152 @@ def test_a_block_that_goes_by_an_argument_is_left_alone(way):
         assert mx.allclose(a, b, atol=1e-5).item()
 
 
+#: Ways to go by two arguments together, and values for which it goes the other way.
+TOGETHER = {
+    "one given": (lambda mask, causal: causal and mask is None, {"causal": True}),
+    "one not given": (lambda mask, causal: mask is None and causal is not None, {"causal": 1}),
+    "one alone": (lambda mask, causal: mask is None and causal is False, {"causal": False}),
+}
+
+
+@pytest.mark.parametrize("way", TOGETHER)
+def test_a_block_that_goes_by_two_arguments_together_is_left_alone(way):
+    goes, given = TOGETHER[way]
+
+    class Block(Residual):
+        def __call__(self, x, mask=None, causal=None):
+            return x if goes(mask, causal) else super().__call__(x)
+
+    model = Block(lambda: mnn.RMSNorm(24))
+    x = mx.random.normal((2, 3, 24), key=mx.random.key(2))
+    assert zmlx.patch(model).kinds() == {"norm": 2}
+    assert mx.array_equal(model(x, **given), x)
+
+
+#: Ways to go by what a child is.
+CHILDREN = {
+    "class": lambda m: isinstance(m.feed, mnn.Linear),
+    "type": lambda m: type(m.feed) is mnn.Linear,
+    "type in a method": lambda m: m.is_linear(),
+    "identity": lambda m: m.feed is m.again,
+    "name": lambda m: "feed" in m.children(),
+}
+
+
+@pytest.mark.parametrize("way", CHILDREN)
+def test_a_block_that_goes_by_what_its_child_is_is_left_alone(way):
+    goes = CHILDREN[way]
+
+    class Block(Residual):
+        def is_linear(self):
+            return type(self.feed) is mnn.Linear
+
+        def __call__(self, x):
+            h = x + self.mix(self.norm1(x))
+            return h if goes(self) else h + self.feed(self.norm2(h))
+
+    model = Block(lambda: mnn.RMSNorm(24))
+    if way == "identity":
+        model.again = model.feed
+    x = mx.random.normal((2, 3, 24), key=mx.random.key(2))
+    before = model(x)
+    assert zmlx.patch(model).kinds() == {"norm": 2}
+    assert mx.allclose(model(x), before, atol=1e-5).item()
+
+
+class Asserting(Feed):
+    def __call__(self, x):
+        assert x.shape[-1] == 24
+        return super().__call__(x)
+
+
+class Forwarding(Residual):
+    """Calls a method of a child."""
+
+    def __init__(self):
+        super().__init__(lambda: mnn.RMSNorm(24))
+        self.mix = WithForward(24, 24)
+
+    def __call__(self, x):
+        x = x + self.mix.forward(self.norm1(x))
+        return x + self.feed(self.norm2(x))
+
+
+class WithForward(mnn.Linear):
+    def forward(self, x):
+        return self(x)
+
+
+@pytest.mark.parametrize("make", [lambda: Asserting(mnn.SiLU()), Forwarding])
+def test_what_raises_in_its_probe_is_left_alone(make):
+    report = zmlx.patch(make())
+    assert not {"mlp", "residual_norm"} & set(report.kinds())
+    assert any(s.why.startswith("its probe failed") for s in report.skipped)
+
+
+def test_a_default_of_a_block_may_have_no_hash():
+    class Block(Residual):
+        def __call__(self, x, options={}):  # noqa: B006
+            return super().__call__(x)
+
+    model = Block(lambda: mnn.RMSNorm(24))
+    assert zmlx.patch(model).kinds() == {"residual_norm": 1, "norm": 2}
+
+
+class OfWidth(mnn.Module):
+    """An activation that says a width, and goes by that of its array."""
+
+    def __init__(self):
+        super().__init__()
+        self.dim = 24
+
+    def __call__(self, x):
+        return mnn.relu(x) if x.shape[-1] > 100 else mnn.silu(x)
+
+
+def test_a_width_that_a_module_says_is_not_the_only_one():
+    model = mnn.Sequential(OfWidth())
+    assert not zmlx.patch(model).replaced
+    assert not model(-mx.ones((2, 128))).any().item()
+
+
+class FixedBase(mnn.RoPE):
+    def __call__(self, x, offset=0):
+        return mx.fast.rope(
+            x, self.dims, traditional=self.traditional, base=1e4, scale=self.scale, offset=offset
+        )
+
+
+class Returning(mnn.RoPE):
+    """Begins again after 4096 positions."""
+
+    def __call__(self, x, offset=0):
+        return super().__call__(x, offset % 4096 if isinstance(offset, int) else offset)
+
+
+@pytest.mark.parametrize("cls", [FixedBase, Returning])
+def test_a_rotation_that_goes_by_other_numbers_is_left_alone(cls):
+    model = mnn.Sequential(cls(8))
+    assert "rope" not in zmlx.patch(model).kinds()
+
+
+class Between(mnn.RMSNorm):
+    """Another norm for 100 to 199 tokens, which are not compared."""
+
+    def __call__(self, x):
+        return super().__call__(x) * (2 if 100 <= x.shape[-2] < 200 else 1)
+
+
+def test_a_block_does_not_compute_a_norm_that_is_excluded():
+    model = Residual(lambda: Between(24))
+    x = mx.random.normal((2, 150, 24), key=mx.random.key(2))
+    before = model(x)
+    report = zmlx.patch(model, exclude=["norm1", "norm2"])
+    assert not report.replaced
+    assert "it would compute norm2, which is excluded" in [s.why for s in report.skipped]
+    assert mx.allclose(model(x), before, atol=1e-5).item()
+
+
 class OfTwoWidths(mnn.Module):
     """Looks into its cache behind a projection to another width."""
 
@@ -296,9 +442,25 @@ class StoppedBlock(mnn.Module):
         return self.norm(x + self.other(x))
 
 
-@pytest.mark.parametrize("cls", [StoppedWeight, StoppedBlock])
-def test_a_stopped_gradient_of_a_weight_is_found_by_the_probe(cls):
-    report = zmlx.patch(mnn.Sequential(cls()), mode="training")
+class StoppedUnit(mnn.SiLU):
+    def __call__(self, x):
+        return super().__call__(mx.stop_gradient(x))
+
+
+class Inheriting(StoppedUnit):
+    """Stops it in the call that its own calls."""
+
+    def __call__(self, x):
+        return super().__call__(x)
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize(
+    "make",
+    [StoppedWeight, StoppedBlock, lambda: Feed(StoppedUnit()), lambda: Feed(Inheriting())],
+)
+def test_a_stopped_gradient_of_a_part_is_found_by_the_probe(make, mode):
+    report = zmlx.patch(mnn.Sequential(make()), mode=mode)
     assert not report.replaced
     assert report.skipped[0].why.startswith("its gradient differs")
 

@@ -371,3 +371,26 @@ def test_a_stopped_gradient_is_found_by_the_probe():
     report = zmlx.patch(model, mode="training", exclude="loss")
     assert "experts" not in report.kinds()
     assert next(s.why for s in report.skipped if s.module == "Blind").startswith("its gradient")
+
+
+@pytest.mark.parametrize("tokens", [4, 100])
+def test_experts_return_what_their_weights_promote_to(tokens):
+    x, indices = mx.ones((tokens, 64), mx.float16), mx.zeros((tokens, 2), mx.uint32)
+    model = SwitchGLU(64, 32, 8)
+    want = model(x, indices)
+    assert zmlx.patch(model).kinds()["experts"] == 1
+    got = model(x, indices)
+    assert got.dtype == want.dtype == zmlx.nn.SwitchGLU(64, 32, 8)(x, indices).dtype
+    # The rounding of products of rows of 64.
+    assert mx.allclose(got, want, rtol=1e-4, atol=1e-5).item()
+
+
+def test_experts_may_become_fewer():
+    x, indices = mx.ones((100, 64)), mx.zeros((100, 2), mx.uint32)
+    model = SwitchGLU(64, 32, 8)
+    zmlx.patch(model)
+    for part in (model.gate_proj, model.up_proj, model.down_proj):
+        part.weight = part.weight[:4]
+    got = model(x, indices)
+    zmlx.unpatch(model)
+    assert mx.allclose(got, model(x, indices), rtol=1e-4, atol=1e-5).item()

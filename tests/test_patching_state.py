@@ -128,8 +128,103 @@ def test_what_a_plan_reads_and_what_it_calls_may_change():
     model.update(model.parameters())
     model.freeze()
     model.train()
-    model.set_dtype(mx.float16)
     assert all(not r.new for r in zmlx.patch(model).replaced)
+
+
+def test_what_was_compared_in_another_dtype_is_compared_again():
+    model, x = residual(), mx.random.normal((2, 3, 24), key=mx.random.key(2)).astype(mx.float16)
+    kinds = zmlx.patch(model).kinds()
+    model.set_dtype(mx.float16)
+    report = zmlx.patch(model)
+    assert report.kinds() == kinds
+    assert [r.kind for r in report.replaced if r.new] == ["residual_norm"]
+    after = model(x)
+    zmlx.unpatch(model)
+    # A few roundings of half precision.
+    assert mx.allclose(after, model(x), rtol=1e-2, atol=1e-2).item()
+
+
+class CastMLP(mnn.Module):
+    """Its casts do nothing in float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up = mnn.Linear(24, 32), mnn.Linear(24, 32)
+        self.down = mnn.Linear(32, 24)
+
+    def __call__(self, x):
+        return self.down(mnn.silu(self.gate(x).astype(mx.float32)) * self.up(x))
+
+
+class CastWeight(mnn.RMSNorm):
+    def __call__(self, x):
+        return mx.fast.rms_norm(x, self.weight.astype(mx.float32), self.eps)
+
+
+class CastToWeight(mnn.RMSNorm):
+    def __call__(self, x):
+        return mx.fast.rms_norm(x.astype(self.weight.dtype), self.weight, self.eps)
+
+
+class CastLogits(mnn.Module):
+    """A router."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = mnn.Linear(24, 8, bias=False)
+
+    def __call__(self, x):
+        scores = mx.softmax(self.project(x).astype(mx.float32), axis=-1)
+        indices = mx.argpartition(-scores, kth=1, axis=-1)[..., :2]
+        return mx.take_along_axis(scores, indices, axis=-1), indices
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16], ids=str)
+@pytest.mark.parametrize(
+    "make", [CastMLP, lambda: CastWeight(24), lambda: CastToWeight(24), CastLogits]
+)
+def test_parameters_in_another_dtype_after_patching_give_their_own_result(make, dtype):
+    model, x = mnn.Sequential(make()), mx.zeros((2, 3, 24), dtype)
+    assert zmlx.patch(model).replaced
+    model.set_dtype(mx.float16)
+    after = model(x)
+    zmlx.unpatch(model)
+    assert [y.dtype for y in after] == [y.dtype for y in model(x)]
+
+
+class Open(Residual):
+    """A block that its own array opens."""
+
+    def __init__(self):
+        super().__init__(lambda: mnn.RMSNorm(24))
+        self.open = mx.array(True)
+
+    def __call__(self, x):
+        return super().__call__(x) if self.open else x
+
+
+def test_a_block_that_goes_by_its_own_array_is_left_alone():
+    model, x = Open(), mx.ones((2, 3, 24))
+    assert zmlx.patch(model).kinds() == {"norm": 2}
+    model.open = mx.array(False)
+    assert mx.array_equal(model(x), x)
+
+
+class Counting(mnn.SiLU):
+    """An activation that counts its calls."""
+
+    calls = 0
+
+    def __call__(self, x):
+        self.calls += 1
+        return super().__call__(x)
+
+
+def test_an_activation_that_counts_its_calls_goes_on_counting():
+    model = Feed(Counting())
+    assert not zmlx.patch(model).replaced
+    model(mx.ones((2, 24)))
+    assert model.act.calls == 1
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["before", "and patched again"])

@@ -18,6 +18,7 @@ mixtures    the plan for blocks of both
 routing     the choices and weights that are looked for
 plans       what runs instead
 held        what it goes by that can change unseen
+dtypes      the dtypes that modules are compared in
 probe       the check before a plan is put in place
 head        the head and loss of a language model
 copies      of what other models may share
@@ -31,6 +32,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
+from itertools import product
 from typing import Any
 
 import mlx.core as mx
@@ -41,10 +43,11 @@ from ..arguments import check_size
 from ..choice import catalogue, choice, prefer
 from ..nn.choosing import TYPICAL_ROWS
 from .copies import Place, own, places
+from .dtypes import own_dtype
 from .head import find_head, head_of, lm_loss, put_head, restore_head
 from .match import Matcher, random_state_kept
 from .plans import CodePlan, DropoutPlan, Plan, plan_of
-from .probe import own_dtype, probe
+from .probe import inlined, probe
 from .reasons import UnmatchedError, first_line
 from .replace import is_current, is_trained, put, restore, set_trained, take_out
 from .report import Replaced, Report, Skipped
@@ -139,6 +142,9 @@ def _plans(
     for several in everywhere.values():
         path, module = several[0].path, several[0].module
         patched = plan_of(module)
+        if patched is not None and not patched.is_of(own_dtype(module)):
+            take_out(module)
+            patched = None
         if patched is not None and is_current(module):
             try:
                 if mode == "training" and not is_trained(module):
@@ -159,6 +165,7 @@ def _plans(
                 continue
             if plan.op not in catalogue():
                 raise UnmatchedError(f"zmlx has no kernel for {plan.op}")
+            _check_inlined(several, plan, unwanted)
             if isinstance(plan, DropoutPlan) and mode == "inference":
                 continue
             _probe(module, plan, mode)
@@ -176,8 +183,21 @@ def _probe(module: nn.Module, plan: Plan, mode: str) -> None:
         return
     try:
         probe(detached(module), plan, mode == "training")
-    except (RuntimeError, ValueError, TypeError) as error:
+    except UnmatchedError:
+        raise
+    except Exception as error:  # whatever a call raises that gets stand-ins
         raise UnmatchedError(f"its probe failed: {first_line(error)}") from None
+
+
+def _check_inlined(several: list[Place], plan: Plan, unwanted: list[str] | None) -> None:
+    """Raises where a path of something that the plan computes itself is excluded."""
+    paths = [pattern for pattern in unwanted or () if pattern not in KINDS]
+    if not paths or isinstance(plan, CodePlan):
+        return
+    for below, place in product(inlined(several[0].module, plan), several):
+        path = f"{place.path}.{below}" if place.path else below
+        if any(_matches(path, pattern) for pattern in paths):
+            raise UnmatchedError(f"it would compute {path}, which is excluded")
 
 
 def _chosen(
@@ -279,6 +299,10 @@ def smart_patch(
         raise TypeError(f"[smart_patch] 'loss' must be a function but got {type(loss).__name__}.")
     if isinstance(model, nn.Module):
         unpatch(model)
+    only, exclude = (
+        given if given is None or isinstance(given, str) else list(given)
+        for given in (only, exclude)
+    )
     options: dict[str, Any] = {"mode": mode, "only": only, "exclude": exclude}
     kinds = list(patch(model, **options).kinds())
     unpatch(model)

@@ -13,7 +13,8 @@ import mlx.nn as mnn
 from ..nn.expert_rows import SORTED
 from .algebra import Algebra
 from .capture import Graphs
-from .leaves import FLOATS, Sizes
+from .dtypes import FLOATS, as_it_may_be
+from .leaves import Sizes
 from .plans import ExpertsPlan, Plan
 from .reasons import Reasons, UnmatchedError
 from .shadows import entries, rebuilt, shadow
@@ -44,7 +45,12 @@ class Experts:
         reasons = Reasons()
         for width, dtype, lead in product(widths(module), FLOATS, self._sizes.leads[:2]):
             try:
-                plan = self._experts_of(module, (*lead, width), dtype, count)
+                plan, *others = (
+                    self._experts_of(m, (*lead, width), dtype, count)
+                    for m in as_it_may_be(module, dtype)
+                )
+                if any(other != plan for other in others):
+                    raise UnmatchedError("what it computes goes by the dtype of its parameters")
             except UnmatchedError as reason:
                 reasons.add(reason)
                 continue

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from types import MappingProxyType
 from typing import Any
 
 import mlx.core as mx
@@ -15,13 +16,12 @@ from mlx.utils import tree_flatten
 from ..nn import functional as F
 from .algebra import Algebra
 from .capture import Graphs
+from .dtypes import FLOATS
 from .plans import ActivationPlan, GatePlan, GroupNormPlan, NormPlan, Plan, RopePlan
 from .reasons import UnmatchedError
 from .shadows import shadow
 from .templates import ACTIVATIONS, GATED, Norm, norms, packed
 from .wiring import own_call, parameters_of_call
-
-FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,9 @@ SIZES = (
     Sizes("a long prompt", ((4099,), (1, 4099), (1, 4099, 2053), (1, 2, 4099, 2053)), 4096),
     Sizes("a large batch", ((257,), (257, 1), (257, 1, 1), (257, 1, 1, 1)), 64),
 )
+
+#: Positions that a rotation is traced from, besides those in arrays.
+_OFFSETS = (0, 3, 4099, 1 << 20)
 
 #: Of a number that a norm's call may have without a name.
 _LARGEST_EPS = 1e-2
@@ -108,37 +111,46 @@ class Leaves:
         base = own.get("base") if freqs is None else None
         if arrays[1:] or (freqs is None and not isinstance(base, (int, float))):
             return None
-        scale, verified = own.get("scale", 1.0), set()
+        numbers: dict[str, Any] = {} if freqs is not None else {"base": base}
+        numbers |= {"scale": own["scale"]} if "scale" in own else {}
 
-        def template(x: mx.array, offset: Any) -> mx.array:
+        def template(x: mx.array, offset: Any, **changed: Any) -> mx.array:
+            given = {"base": None, "scale": 1.0, **numbers, **changed}
             wavelengths = None if freqs is None else getattr(module, freqs)
             return mx.fast.rope(
-                x, module.dims, traditional=module.traditional, base=base, scale=scale,
-                offset=offset, freqs=wavelengths,
+                x, module.dims, traditional=module.traditional, offset=offset, freqs=wavelengths,
+                **given,
             )  # fmt: skip
 
-        for lead in self._sizes.leads[1:3]:
-            offsets = (0, 3, mx.array(3), 1 + mx.arange(lead[0]))
-            for dtype in FLOATS:
-                # As wide as what it turns, and wider.
-                inputs = [mx.zeros((*lead, n * module.dims), dtype) for n in (1, 2)]
+        def same(
+            lead: tuple[int, ...],
+            dtype: mx.Dtype,
+            changed: Mapping[str, Any] = MappingProxyType({}),
+        ) -> bool:
+            # As wide as what it turns, and wider.
+            inputs = [mx.zeros((*lead, n * module.dims), dtype) for n in (1, 2)]
+            offsets = (*_OFFSETS, mx.array(3), 1 + mx.arange(lead[0]))
+            twin = shadow(module, {})
+            vars(twin).update(changed)
 
-                def turned(
-                    turn: Callable[..., mx.array], offsets: Any = offsets
-                ) -> Callable[..., Any]:
-                    return lambda x, wider: [turn(wider, 3), *(turn(x, o) for o in offsets)]
+            def turned(turn: Callable[..., mx.array]) -> Callable[..., Any]:
+                return lambda x, wider: [turn(wider, 3), *(turn(x, o) for o in offsets)]
 
-                try:
-                    ours = self._graphs.capture(
-                        turned(lambda *given: own_call(shadow(module, {}), *given)), inputs
-                    )
-                    if ours == self._graphs.capture(turned(template), inputs):
-                        verified.add((dtype, len(lead) + 1))
-                except Exception:
-                    continue
-        if not verified:
+            try:
+                ours = self._graphs.capture(turned(partial(own_call, twin)), inputs)
+                theirs = self._graphs.capture(turned(partial(template, **changed)), inputs)
+            except Exception:
+                return False
+            return ours == theirs
+
+        leads = self._sizes.leads[1:3]
+        verified = {(d, len(lead) + 1) for lead in leads for d in FLOATS if same(lead, d)}
+        if not verified or not all(
+            same(leads[0], mx.float32, {n: 2.5 * v}) for n, v in numbers.items()
+        ):
             raise UnmatchedError("it turns by position in another way than mx.fast.rope")
-        return RopePlan("rope", "rope", module.dims, frozenset(verified), freqs)
+        reads = tuple(numbers)
+        return RopePlan("rope", "rope", module.dims, frozenset(verified), freqs, reads)
 
     def _norm(self, module: mnn.Module, arrays: dict[str, mx.array], width: int) -> Plan | None:
         """Spellings that differ in their casts alone are the same in float32: one that holds in
@@ -189,7 +201,7 @@ class Leaves:
         """Numbers in the module's call that may be an eps."""
         x = mx.zeros((*self._sizes.leads[0], self._width(module, arrays, width)))
         try:
-            ours = self._graph(module, arrays, list(arrays), x)
+            ours = self._graph(module, list(arrays), x, list(arrays.values()))
         except Exception:
             return []
         numbers = self._graphs.scalars(ours) | self._graphs.arguments(ours)
@@ -219,8 +231,9 @@ class Leaves:
             ):  # fmt: skip
                 weight, bias = names or (None, None)
                 return GroupNormPlan(
-                    "norm", "group_norm", width, verified, groups, eps, weight, bias, interleaved
-                )
+                    "norm", "group_norm", width, verified, groups, eps, weight, bias, interleaved,
+                    tuple(arrays[n].dtype for n in names),
+                )  # fmt: skip
         return None
 
     def _activation(
@@ -265,16 +278,25 @@ class Leaves:
         template: Callable[..., Any],
         key: Any,
     ) -> frozenset[tuple[mx.Dtype, int]]:
-        """The dtypes and numbers of axes for which module and template have the same graph."""
+        """The dtypes and numbers of axes for which module and template have the same graph, of the
+        parameters as they are, and of the dtype of the array."""
         verified: set[tuple[mx.Dtype, int]] = set()
         width = self._width(module, arrays, width)
-        own = [arrays[n] for n in names]
+        found = [arrays[n] for n in names]
+
+        def same(x: mx.array) -> bool:
+            of_x = [mx.zeros(a.shape, x.dtype) for a in found]
+            return all(
+                self._algebra.same(
+                    self._graph(module, names, x, own), self._template(key, template, x, own)
+                )
+                for own in (found, of_x)
+            )
+
         for lead in self._sizes.leads[:3]:
             for dtype in FLOATS:
-                x = mx.zeros((*lead, width), dtype)
                 try:
-                    ours = self._graph(module, arrays, names, x)
-                    if not self._algebra.same(ours, self._template(key, template, x, own)):
+                    if not same(mx.zeros((*lead, width), dtype)):
                         if not verified:
                             return frozenset()  # the first comparison decides for most
                         continue
@@ -286,22 +308,24 @@ class Leaves:
         return frozenset(verified)
 
     def _width(self, module: mnn.Module, arrays: dict[str, mx.array], width: int) -> int:
-        """The last axis that a module is traced with."""
-        free = not arrays and _width_attribute(module) is None
-        return self._sizes.width if free else width
+        """The last axis that a module is traced with: without parameters a multiple of what it says
+        itself, or any."""
+        if arrays:
+            return width
+        own = _width_attribute(module)
+        return self._sizes.width if own is None else own * max(1, self._sizes.width // 16)
 
     def _graph(
         self,
         module: mnn.Module,
-        arrays: dict[str, mx.array],
         names: Sequence[str],
         x: mx.array,
+        own: Sequence[mx.array],
     ) -> list[int]:
         """The module's own graph, of x and the parameters of these names."""
-        of = *names, x.shape, x.dtype
+        of = *names, x.shape, x.dtype, *(a.dtype for a in own)
         found = self._own.get(of)
         if found is None:
-            own = [arrays[n] for n in names]
             call = partial(_called, module, names)
             found = self._own[of] = self._graphs.capture(call, [x, *own])
         return found

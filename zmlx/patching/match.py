@@ -13,8 +13,9 @@ import mlx.nn as mnn
 
 from ..nn import functional as F
 from . import code
+from .dtypes import FLOATS, as_it_may_be
 from .experts import redrawn
-from .leaves import FLOATS, SIZES, Leaves, Sizes
+from .leaves import SIZES, Leaves, Sizes
 from .mixtures import Mixtures
 from .plans import CodePlan, DropoutPlan, MLPPlan, NormPlan, Plan, RouterPlan
 from .reasons import Reasons, UnmatchedError
@@ -119,10 +120,10 @@ class Matcher(Mixtures, Leaves):
                 or self._whatever_it_holds(self._mlp, module)
             )
         except UnmatchedError as reason:
-            if (block := self._block(module)) is None:
+            if (block := self._whatever_it_holds(self._block, module)) is None:
                 raise reason from None
             return block
-        return found or self._block(module)
+        return found or self._whatever_it_holds(self._block, module)
 
     def _whatever_it_holds(
         self, find: Callable[[mnn.Module], Plan | None], module: mnn.Module
@@ -142,15 +143,18 @@ class Matcher(Mixtures, Leaves):
 
     def _wirings(
         self, module: mnn.Module, axes: Sequence[int], candidates: Iterable[Sequence[int]]
-    ) -> list[tuple[mx.Dtype, int, Wiring]]:
+    ) -> list[tuple[mx.Dtype, int, list[Wiring]]]:
         """The wirings for all dtypes and these numbers of axes that the module takes, of a call on
-        arrays with the first of these last axes that it takes."""
+        arrays with the first of these last axes that it takes: of the module as it is, and in
+        another dtype than its own also of one in that."""
 
-        def traced(n: int, last: Sequence[int], dtype: mx.Dtype = mx.float32) -> Wiring:
+        def traced(
+            n: int, last: Sequence[int], dtype: mx.Dtype = mx.float32, of: mnn.Module = module
+        ) -> Wiring:
             own = [mx.zeros((*self._sizes.leads[n - 2], width), dtype) for width in last]
-            return wiring(self._graphs, module, *own, few=SIZES[0].leads[n - 2])
+            return wiring(self._graphs, of, *own, few=SIZES[0].leads[n - 2])
 
-        found: list[tuple[mx.Dtype, int, Wiring]] = []
+        found: list[tuple[mx.Dtype, int, list[Wiring]]] = []
         last: Sequence[int] | None = None
         reasons = Reasons()
         for candidate in candidates:
@@ -165,7 +169,8 @@ class Matcher(Mixtures, Leaves):
         for n in axes:
             for dtype in FLOATS:
                 try:
-                    found.append((dtype, n, traced(n, last, dtype)))
+                    found.append((dtype, n, [traced(n, last, dtype, m)
+                                             for m in as_it_may_be(module, dtype)]))  # fmt: skip
                 except Exception:
                     continue
         return found
@@ -180,8 +185,8 @@ class Matcher(Mixtures, Leaves):
             return None
         plans: dict[MLPPlan, set[tuple[mx.Dtype, int]]] = {}
         for dtype, axes, found in self._wirings(module, (2, 3), _alone(module)):
-            plan = self._mlp_of(module, found)
-            if plan is not None:
+            plan, *others = (self._mlp_of(module, one) for one in found)
+            if plan is not None and all(other == plan for other in others):
                 plans.setdefault(plan, set()).add((dtype, axes))
         if not plans:
             raise UnmatchedError("what it does between its projections equals no gated unit")
@@ -261,40 +266,46 @@ class Matcher(Mixtures, Leaves):
         self, module: mnn.Module, parameters: Sequence[Any], candidates: Iterable[Sequence[int]]
     ) -> BlockPlan | None:
         """A block of which the first arguments are arrays with some of these last axes."""
-        others = parameters[1:]
         plans: dict[BlockPlan, set[tuple[mx.Dtype, int]]] = {}
         reason, understood = None, False
         for dtype, axes, found in self._wirings(module, (3,), candidates):
-            arrays = found.arrays
             try:
-                steps, result = self._program(module, found)
+                programs = [(*self._program(module, one), one) for one in found]
             except UnmatchedError as error:
                 reason = reason or error
                 continue
             understood = True
-            pair = next((s for s in steps if isinstance(s, AddNorm)), None)
-            if pair is None or not all(_adds(steps, i) for i in range(1, arrays)):
-                continue
-            at = next(i for i, call in enumerate(found.calls) if call.path == pair.path)
-            plan = BlockPlan(
-                "residual_norm",
-                f"add_{pair.norm.op}",
-                found.shapes[at][0][-1],
-                frozenset(),
-                tuple(p.name for p in others),
-                tuple(p.default for p in others),
-                sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in others),
-                tuple(steps),
-                result,
-                arrays,
-            )
-            plans.setdefault(plan, set()).add((dtype, axes))
+            plan, *same = (self._block_plan(parameters, *program) for program in programs)
+            if plan is not None and all(other == plan for other in same):
+                plans.setdefault(plan, set()).add((dtype, axes))
         if not plans:
             if reason is not None and not understood:
                 raise reason
             return None
         plan, verified = max(plans.items(), key=lambda item: len(item[1]))
         return replace(plan, verified=frozenset(verified))
+
+    def _block_plan(
+        self, parameters: Sequence[Any], steps: list[Any], result: int, found: Wiring
+    ) -> BlockPlan | None:
+        """The plan of a block with these steps, None where no sum is normed."""
+        others = parameters[1:]
+        pair = next((s for s in steps if isinstance(s, AddNorm)), None)
+        if pair is None or not all(_adds(steps, i) for i in range(1, found.arrays)):
+            return None
+        at = next(i for i, call in enumerate(found.calls) if call.path == pair.path)
+        return BlockPlan(
+            "residual_norm",
+            f"add_{pair.norm.op}",
+            found.shapes[at][0][-1],
+            frozenset(),
+            tuple(p.name for p in others),
+            tuple(p.default for p in others),
+            sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in others),
+            tuple(steps),
+            result,
+            found.arrays,
+        )
 
     def _is_norm(self, child: mnn.Module) -> bool:
         try:

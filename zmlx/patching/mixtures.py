@@ -11,10 +11,9 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as mnn
 
+from .dtypes import FLOATS, as_it_may_be, own_dtype
 from .experts import Experts, Found, is_stacked, stacks
-from .leaves import FLOATS
 from .plans import Plan
-from .probe import own_dtype
 from .reasons import Reasons, UnmatchedError
 from .routers import (
     Options,
@@ -53,28 +52,34 @@ class Mixtures(Experts, Routers):
         stacked = {name for name, child in module.children().items() if _holds_stacks(child)}
         if not stacked or arguments_needed(module) != 1:
             return None
-        own = unlike(module)
-        twin = shadow(module, own)
         plans: dict[BlockPlan, set[Found]] = {}
         tiny: set[float] = set()
         reasons, captured, chooses = Reasons(), False, False
         for width, dtype, lead in product(widths(module), FLOATS, self._sizes.leads[:2]):
             x = mx.zeros((*lead, width), dtype)
+            every: list[tuple[list[Any], int, int]] = []
             try:
-                found = wiring(self._graphs, twin, x, pairs=True)
-                captured = True
-                if not any(_chooses(call, stacked) for call in found.calls):
+                for may_be in as_it_may_be(module, dtype):
+                    own = unlike(may_be)
+                    found = wiring(self._graphs, shadow(may_be, own), x, pairs=True)
+                    captured = True
+                    if not any(_chooses(call, stacked) for call in found.calls):
+                        break
+                    chooses = True
+                    if found.second is not None:
+                        raise UnmatchedError("it does not return one array")
+                    tiny |= small_numbers(self._graphs, _results(found))
+                    every.append(self._mixed(may_be, found, x, stacked, own, tiny))
+                if not every:
                     continue
-                chooses = True
-                if found.second is not None:
-                    raise UnmatchedError("it does not return one array")
-                tiny |= small_numbers(self._graphs, _results(found))
-                steps, result, experts = self._mixed(module, found, x, stacked, own, tiny)
+                if any(other != every[0] for other in every):
+                    raise UnmatchedError("what it computes goes by the dtype of its parameters")
             except UnmatchedError as reason:
                 reasons.add(reason)
                 continue
             except Exception:
                 continue
+            steps, result, experts = every[0]
             runs = "router", "topk_gating", experts
             if not any(isinstance(s, Mix) for s in steps):
                 summed = next(s for s in steps if isinstance(s, Combine))

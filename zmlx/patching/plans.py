@@ -24,7 +24,7 @@ from ..nn.dropout import dropped
 from ..nn.expert_rows import Experts, each
 from .routing import Routing
 from .shadows import child_of
-from .templates import OF_X, Norm, are_as_long
+from .templates import OF_X, Norm, fit
 
 Verified = frozenset[tuple[mx.Dtype, int]]
 
@@ -60,6 +60,10 @@ class Plan:
         """What runs op on a few hundred rows in the settings in force; `training`: with its
         gradient."""
         return choice(self.op, (TYPICAL_ROWS, self.width), dtype, training=training)
+
+    def is_of(self, dtype: mx.Dtype) -> bool:
+        """Whether it was compared for arrays of this dtype."""
+        return any(d == dtype for d, _ in self.verified)
 
     def needs(self) -> tuple[str, ...]:
         """Paths of children without whose replacement this one changes nothing."""
@@ -119,6 +123,7 @@ class GroupNormPlan(Plan):
         weight, bias: names of the parameters, or None.
         interleaved: whether a group is every `groups`-th channel, as in `mlx.nn.GroupNorm` unless
             it is PyTorch's.
+        dtypes: of the parameters, as they were compared besides in the dtype of x.
     """
 
     groups: str
@@ -126,13 +131,14 @@ class GroupNormPlan(Plan):
     weight: str | None
     bias: str | None
     interleaved: bool
+    dtypes: tuple[mx.Dtype, ...]
 
     def reads(self) -> tuple[str, ...]:
         return self.groups, self.eps
 
     def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
         known = not a and not k and isinstance(x, mx.array) and (x.dtype, x.ndim) in self.verified
-        known = known and are_as_long(module, (self.weight, self.bias), x)
+        known = known and fit(module, (self.weight, self.bias), x, self.dtypes)
         weight, bias = (None if n is None else module[n] for n in (self.weight, self.bias))
         if not known or not use_kernel("group_norm", x, weight, bias):
             return original(module, x, *a, **k)
@@ -229,7 +235,8 @@ class ExpertsPlan(Plan):
         plain = same and all(p.keys() == {"weight"} for p in parts)
         gate, up, down = parts
         unit, fused = F.gated[self.unit], plain and self.unit == "swiglu"
-        return Experts(gate, up, down, lambda u, g: unit(g, u), self.count, fused)
+        count = gate["weight"].shape[0] if "weight" in gate else self.count
+        return Experts(gate, up, down, lambda u, g: unit(g, u), count, fused)
 
     def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
         if k or len(a) != 1 or (x.dtype, x.ndim) not in self.verified:
@@ -284,12 +291,14 @@ class RopePlan(Plan):
 
     Attributes:
         freqs: name of the attribute that holds the wavelengths, or None where it has a base.
+        numbers: which of base and scale it reads.
     """
 
     freqs: str | None
+    numbers: tuple[str, ...]
 
     def reads(self) -> tuple[str, ...]:
-        return "base", "scale"
+        return self.numbers
 
     def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
         offset = a[0] if len(a) == 1 else k.get("offset", 0)
@@ -303,7 +312,7 @@ class RopePlan(Plan):
             module.dims,
             traditional=module.traditional,
             base=module.base if self.freqs is None else None,
-            scale=getattr(module, "scale", 1.0),
+            scale=module.scale if "scale" in self.numbers else 1.0,
             offset=offset,
             freqs=freqs,
         )
@@ -332,6 +341,9 @@ class CodePlan(Plan):
     """A module whose code calls functions of MLX; it runs with ours in the place of their names."""
 
     methods: tuple[str, ...]
+
+    def is_of(self, dtype: mx.Dtype) -> bool:
+        return True
 
     def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
         return original(module, x, *a, **k)

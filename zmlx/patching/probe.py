@@ -9,19 +9,21 @@ units: the bound is 256 roundings of the largest element.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_flatten
 
 from ..choice import prefer
+from . import code
+from .dtypes import own_dtype
 from .plans import ExpertsPlan, GatePlan, MLPPlan, Plan, RouterPlan
 from .probe_mixtures import in_float32, stands, twins
 from .reasons import UnmatchedError
-from .shadows import placed, shadow
+from .shadows import child_of, entries, is_opaque, placed, shadow
 from .steps import EMPTY, AddNorm, BlockPlan
 
 _EPS = {mx.float32: 2.0**-23, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
@@ -43,23 +45,10 @@ class _Constant(nn.Module):
         return (mean * self._factor + self._array).astype(x.dtype)
 
 
-def own_dtype(module: nn.Module) -> mx.Dtype:
-    """The dtype in which a module works: that of its first floating parameter."""
-    found: list[mx.Dtype] = []
-
-    def look(value: Any) -> Any:
-        if isinstance(value, mx.array) and value.dtype in _EPS:
-            found.append(value.dtype)
-        return value
-
-    tree_map(look, dict(module.parameters()))
-    return found[0] if found else mx.float32
-
-
 def probe(module: nn.Module, plan: Plan, training: bool) -> None:
     """Raises `UnmatchedError` where the replacement differs, in the output or in the gradient:
-    for `training`, and where the module's code stops one, which leaves nothing in its graph. (A
-    router stops its indices, which have none.)"""
+    for `training`, and where code that it replaces stops one, which leaves nothing in the graph."""
+    training = training or any(_stops_gradients(m) for m in replaced_in(module, plan))
     dtype = own_dtype(module)
     axes = sorted(n for d, n in plan.verified if d == dtype)
     if not axes:
@@ -68,7 +57,6 @@ def probe(module: nn.Module, plan: Plan, training: bool) -> None:
         for twin, x, of, more in twins(module, plan, dtype):
             _compare(plan, twin, in_float32(twin), [x], of, more, dtype, training)
         return
-    training = training or _stops_gradients(module)
     width = _width(module, plan)
     shape = (*(2, 2, 2, 3)[4 - axes[-1] + 1 :], width)
     arrays = [mx.random.normal(shape, key=mx.random.key(7)).astype(dtype)]
@@ -80,9 +68,32 @@ def probe(module: nn.Module, plan: Plan, training: bool) -> None:
 
 
 def _stops_gradients(module: nn.Module) -> bool:
-    """Whether the module's own call names `stop_gradient`."""
-    code = getattr(type(module).__call__, "__code__", None)
-    return code is not None and "stop_gradient" in code.co_names
+    """Whether the code of the module's call names `stop_gradient`."""
+    return any("stop_gradient" in names for names in code.names_of_call(type(module)))
+
+
+def replaced_in(module: nn.Module, plan: Plan) -> Iterator[nn.Module]:
+    """The modules whose calls the plan replaces by its own: the module, norms that it computes, and
+    children without arrays. Experts and routers stop the gradient of their choices, which have
+    none."""
+    if not isinstance(plan, (ExpertsPlan, RouterPlan)):
+        yield module
+    for path in inlined(module, plan):
+        yield child_of(module, path)
+
+
+def inlined(module: nn.Module, plan: Plan) -> Iterator[str]:
+    """Paths of those below the module."""
+    yield from (path for path, _ in plan.computes())
+    left: list[tuple[str, Any]] = [(str(key), value) for key, value in module.items()]
+    while left:
+        path, value = left.pop()
+        if isinstance(value, nn.Module):
+            if is_opaque(value):
+                continue
+            yield path
+        if isinstance(value, (list, tuple, dict)):
+            left += [(f"{path}.{key}", inner) for key, inner in entries(value)]
 
 
 def _compare(

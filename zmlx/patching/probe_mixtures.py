@@ -12,11 +12,10 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from .dtypes import FLOATS
 from .plans import ExpertsPlan, RouterPlan
 from .shadows import child_of, placed, shadow
 from .steps import BlockPlan, CallChild, Combine, Mix
-
-FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
 
 def ranks(lead: tuple[int, ...], experts: int) -> mx.array:

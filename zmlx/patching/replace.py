@@ -19,9 +19,9 @@ import mlx.nn as nn
 
 from .code import calling, function_of, with_ours
 from .copies import give_back
+from .dtypes import own_dtype
 from .held import HELD, STATE, hold, holds_the_same, same
 from .plans import PLAN, CodePlan, Plan, plan_of
-from .probe import own_dtype
 from .shadows import is_opaque, original_class, shadow, slots
 
 #: The attribute of a patched module whose gradient was compared too.

@@ -13,10 +13,10 @@ import mlx.nn as mnn
 
 from ..arguments import INDICES
 from .capture import Graphs
+from .dtypes import FLOATS, as_it_may_be, own_dtype
 from .experts import Found
-from .leaves import FLOATS, Sizes
+from .leaves import Sizes
 from .plans import PRODUCTS, Plan, RouterPlan
-from .probe import own_dtype
 from .reasons import UnmatchedError
 from .routing import Choice, Routing, choices, weighings
 from .shadows import detached, shadow
@@ -49,21 +49,25 @@ class Routers:
         lengths = [module[k].shape[1] for k in matrices] or widths(module)
         for width, dtype, lead in product(lengths, FLOATS, self._sizes.leads[:2]):
             x = mx.zeros((*lead, width), dtype)
-            try:
-                found = self._pair(module, x, matrices, vectors)
-                # Nothing is computed.
-                first, second = own_call(detached(module), x)
-            except Exception:
-                continue  # not a router, as far as can be seen
-            chosen = [y for y in (first, second) if y.dtype in INDICES]
-            top_k = first.shape[-1]
-            if len(chosen) != 1 or first.shape != second.shape or not 0 < top_k <= found.experts:
-                continue
-            understood = True
-            tiny |= small_numbers(self._graphs, found.results)
-            plan = self._router_of(module, found, top_k, tiny)
-            if plan is not None:
-                plans.setdefault(plan, set()).add((dtype, len(lead) + 1))
+            every: list[RouterPlan | None] = []
+            for may_be in as_it_may_be(module, dtype):
+                try:
+                    found = self._pair(may_be, x, matrices, vectors)
+                    # Nothing is computed.
+                    first, second = own_call(detached(may_be), x)
+                except Exception:
+                    every = []  # not a router, as far as can be seen
+                    break
+                chosen = [y for y in (first, second) if y.dtype in INDICES]
+                k = first.shape[-1]
+                if len(chosen) != 1 or first.shape != second.shape or not 0 < k <= found.experts:
+                    every = []
+                    break
+                understood = True
+                tiny |= small_numbers(self._graphs, found.results)
+                every.append(self._router_of(may_be, found, k, tiny))
+            if every and every[0] is not None and all(other == every[0] for other in every):
+                plans.setdefault(every[0], set()).add((dtype, len(lead) + 1))
         if not plans:
             if understood:
                 raise UnmatchedError("its routing equals no known one")
@@ -88,7 +92,7 @@ class Routers:
             return _Pair([x, logits], (found.result, found.second), logits.shape[-1],
                          [("child", only.path, input_at(1))], bias, vectors)  # fmt: skip
         (weight,) = matrices
-        inputs = [x, mx.zeros(module[weight].shape, x.dtype)]
+        inputs = [x, mx.zeros(module[weight].shape, module[weight].dtype)]
         inputs += [mx.zeros(module[k].shape) for k in vectors]
 
         def traced(x: mx.array, *given: mx.array) -> Any:

@@ -110,13 +110,18 @@ def _leads_to(value: Any, module: nn.Module, seen: set[int]) -> bool:
 def detached(value: Any) -> Any:
     """Shadows of a module and of all below it, as they were before they were patched, so that a
     call which sets what they hold, as that of a batch norm does in training, leaves them as they
-    are."""
+    are. What is one module in two places has one shadow."""
+    made: dict[int, Any] = {}
 
     def within(value: Any, holder: nn.Module | None, hidden: bool) -> Any:
         if isinstance(value, nn.Module):
             if hidden and holder is not None and _leads_to(value, holder, set()):
                 return _ABOVE
-            twin = shadow(value, {k: within(v, value, False) for k, v in value.items()})
+            if id(value) in made:
+                return made[id(value)]
+            twin = made[id(value)] = shadow(
+                value, {k: within(v, value, False) for k, v in value.items()}
+            )
             object.__setattr__(twin, "__class__", original_class(value))
             for name in [n for n in vars(twin) if n.startswith("_zmlx_")]:
                 del vars(twin)[name]

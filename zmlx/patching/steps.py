@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -133,7 +133,7 @@ class BlockPlan(Plan):
     """
 
     names: tuple[str, ...]
-    defaults: tuple[Any, ...]
+    defaults: tuple[Any, ...] = field(compare=False)  # which may have no hash
     positional: int
     steps: tuple[Any, ...]
     result: int

@@ -30,6 +30,7 @@ class Norm:
         offset: what is added to the weight: 1 in the Gemma family.
         eps: the value, and the name of the attribute that holds it, "" for a number in the call.
         spelling: how the model writes it; see `_SPELLINGS`.
+        dtypes: of the parameters, as they were compared besides in the dtype of x.
     """
 
     op: str
@@ -39,6 +40,7 @@ class Norm:
     eps: float
     eps_name: str
     spelling: str
+    dtypes: tuple[mx.Dtype, ...]
 
     def parameters(self, module: Any) -> tuple[mx.array | None, mx.array | None]:
         """Weight and bias, as the kernels take them."""
@@ -46,9 +48,9 @@ class Norm:
         return weight, None if self.bias is None else module[self.bias]
 
     def takes(self, module: Any, x: mx.array) -> bool:
-        """Whether the module's parameters are as long as the rows of x: the module itself may
-        broadcast others, or have an error of its own."""
-        return are_as_long(module, (self.weight, self.bias), x)
+        """Whether the module's parameters are as long as the rows of x, of dtypes that were
+        compared: the module itself may broadcast others, or have an error of its own."""
+        return fit(module, (self.weight, self.bias), x, self.dtypes)
 
     def in_mlx(self, x: mx.array, weight: mx.array | None, bias: mx.array | None) -> mx.array:
         """The template, of the module's own parameters."""
@@ -61,9 +63,14 @@ class Norm:
         return self.offset + weight if self.offset else weight
 
 
-def are_as_long(module: Any, names: Iterable[str | None], x: mx.array) -> bool:
-    """Whether the parameters of these names are vectors as long as the rows of x."""
-    return all(n is None or module[n].shape == x.shape[-1:] for n in names)
+def fit(
+    module: Any, names: Iterable[str | None], x: mx.array, dtypes: tuple[mx.Dtype, ...]
+) -> bool:
+    """Whether the parameters of these names are vectors as long as the rows of x, of its dtype or
+    one of these."""
+    parameters = (module[n] for n in names if n is not None)
+    shape, dtype = x.shape[-1:], x.dtype
+    return all(p.shape == shape and (p.dtype == dtype or p.dtype in dtypes) for p in parameters)
 
 
 def _fast(op: str, x: mx.array, w: Any, b: Any, eps: float) -> mx.array:
@@ -130,6 +137,7 @@ def norms(module: mnn.Module, literals: Iterable[float]) -> Iterator[Norm]:
     numbers = [(k, v) for k, v in attributes if isinstance(v, float) and 0 <= v < 1]
     numbers += [("", v) for v in literals]
     weights: list[tuple[str | None, str | None]] = [(None, None)]
+    dtypes = tuple({module[k].dtype: None for k in vectors})
     if len(vectors) == 1:
         weights = [(vectors[0], None)]
     elif len(vectors) == 2:
@@ -141,7 +149,7 @@ def norms(module: mnn.Module, literals: Iterable[float]) -> Iterator[Norm]:
                     for spelling in _SPELLINGS:
                         if spelling == _OFFSET_IN_FLOAT32 and not offset:
                             continue
-                        yield Norm(op, weight, bias, offset, eps, eps_name, spelling)
+                        yield Norm(op, weight, bias, offset, eps, eps_name, spelling, dtypes)
 
 
 # ---- activations and gated units ----------------------------------------------------------------

@@ -12,6 +12,7 @@ import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
+from itertools import combinations, product
 from math import prod
 from typing import Any
 
@@ -19,6 +20,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from . import code
 from .capture import Graphs
 from .reasons import CaptureError, UnmatchedError
 from .shadows import detached, entries, is_opaque, rebuilt, shadow
@@ -106,13 +108,25 @@ def parameters_of_call(module: nn.Module) -> list[inspect.Parameter]:
 def own_call(module: Any, *arguments: Any, **keywords: Any) -> Any:
     """The module's call, on a shadow; raises where it sets an attribute, which a replacement would
     not do."""
-    before = {**vars(module), **module}
+    before = {path: {**vars(m), **m} for path, m in _inlined(module)}
     result = type(module).__call__(module, *arguments, **keywords)
-    after = {**vars(module), **module}
-    for name, value in after.items():
-        if name not in before or before[name] is not value:
-            raise UnmatchedError(f"its call sets {name}")
+    for path, m in _inlined(module):
+        was = before.get(path, {})
+        for name, value in {**vars(m), **m}.items():
+            if name not in was or was[name] is not value:
+                raise UnmatchedError(f"its call sets {path}{name}")
     return result
+
+
+def _inlined(module: Any) -> Iterator[tuple[str, Any]]:
+    """A module and those below it that no stand-in stands for, with a path that ends in a dot."""
+    left: list[tuple[str, Any]] = [("", module)]
+    while left:
+        path, value = left.pop()
+        if issubclass(type(value), nn.Module):
+            yield path, value
+        if issubclass(type(value), (list, tuple, dict)):
+            left += [(f"{path}{key}.", inner) for key, inner in entries(value)]
 
 
 def _random_states() -> Any:
@@ -125,7 +139,8 @@ def _random_states() -> Any:
 
 class Stand:
     """Stands for a child: its calls go to `record`; what is no array can be read from it, and
-    mlx-lm's dataclass of a model's arguments."""
+    mlx-lm's dataclass of a model's arguments. A module that asks for its class goes by what another
+    child in its place may not have."""
 
     def __init__(self, module: nn.Module, path: str, record: Callable[..., Any]) -> None:
         self.__dict__.update(_module=module, _path=path, _record=record)
@@ -148,13 +163,24 @@ class Stand:
     def __setattr__(self, name: str, value: Any) -> None:
         raise UnmatchedError(f"its call sets {self._path}.{name}")
 
+    def _looked_into(self) -> Any:
+        raise UnmatchedError(f"its call goes by the class of {self.__dict__['_path']}")
+
+    __class__ = property(_looked_into)
+
 
 def stands(module: nn.Module, record: Callable[..., Any]) -> dict[str, Any]:
-    """Entries for `shadow` with a stand-in for every opaque child."""
+    """Entries for `shadow` with a stand-in for every opaque child; raises where one child is in two
+    places, as the module may ask whether it is."""
+    paths: dict[int, str] = {}
 
     def convert(value: Any, path: str) -> Any:
         if isinstance(value, nn.Module):
-            return Stand(value, path, record) if is_opaque(value) else detached(value)
+            if not is_opaque(value):
+                return detached(value)
+            if (other := paths.setdefault(id(value), path)) != path:
+                raise UnmatchedError(f"its {other} and {path} are one module")
+            return Stand(value, path, record)
         if isinstance(value, (list, tuple, dict)):
             return rebuilt(value, {k: convert(v, f"{path}.{k}") for k, v in entries(value)})
         return value
@@ -220,6 +246,8 @@ def wiring(
     whether it and its children may return two arrays. Children are called only to see the shapes of
     what they return, with the axes `few` in front in the place of the arrays' own, if given: one
     that goes through a long prompt step by step, or needs a value, would take its time."""
+    if "type" in code.names_of_call(type(module))[0]:
+        raise UnmatchedError("its call goes by types")
     others = parameters_of_call(module)[len(arrays) :]
     required = [p for p in others if p.default is p.empty]
     small = _like(arrays, few) if few else arrays
@@ -229,22 +257,43 @@ def wiring(
         shapes = [[(_grown(s, few, lead), dtype) for s, dtype in call] for call in shapes]
     tokens = {p.name: Argument(p.name) for p in others}
     found = _trace(graphs, module, arrays, tokens, shapes, pairs)
-    for given in _samples(others):
+    half = arrays[0].dtype in (mx.float16, mx.bfloat16)
+    for given in _alike(others) if half else (*_alike(others), *_unlike(tokens, others)):
         other = _trace(graphs, module, arrays, given, shapes, pairs)
         if _with_arguments(found, given) != other.structure():
             raise UnmatchedError("what it computes depends on which arguments it gets")
     return found
 
 
-def _samples(others: Sequence[inspect.Parameter]) -> Iterator[dict[str, Any]]:
-    """Arguments that a call may tell apart without looking into them."""
+def _alike(others: Sequence[inspect.Parameter]) -> Iterator[dict[str, Any]]:
+    """Arguments that a call may tell apart without looking into them: of one value, and the
+    defaults."""
     if not others:
         return
     for value in (None, True, False):
         yield dict.fromkeys((p.name for p in others), value)
-    defaults = {p.name: None if p.default is p.empty else p.default for p in others}
+    defaults = _defaults(others)
     if any(value is not None for value in defaults.values()):
         yield defaults
+
+
+def _unlike(
+    tokens: Mapping[str, Any], others: Sequence[inspect.Parameter]
+) -> Iterator[dict[str, Any]]:
+    """Arguments of which a call may go by one or by two together, the others being the defaults.
+    One that does so goes by them in any dtype."""
+    if len(others) < 2:
+        return
+    defaults = _defaults(others)
+    for one, other in combinations(tokens, 2):
+        for values in product((None, True, False, ...), repeat=2):
+            pair = dict(zip((one, other), values, strict=True))
+            yield {**defaults, **{n: tokens[n] if v is ... else v for n, v in pair.items()}}
+
+
+def _defaults(others: Sequence[inspect.Parameter]) -> dict[str, Any]:
+    """What is not given; None for what has to be."""
+    return {p.name: None if p.default is p.empty else p.default for p in others}
 
 
 def _trace(
@@ -325,6 +374,8 @@ def _with_arguments(found: Wiring, given: Mapping[str, Any]) -> Any:
         if not isinstance(value, Given):
             return value
         what = given[value.name]
+        if type(what) is Argument:
+            return value
         return (what,) if what is None or isinstance(what, (bool, int, float, str)) else value
 
     calls = tuple(
