@@ -32,20 +32,22 @@ class Sizes:
         what: as reasons name it.
         leads: axes before the last, by their number: rows, a batch of prompts, heads, and one more.
         width: the last axis, where no parameter and no attribute of the module says it.
+        times: what it is multiplied by where an attribute does.
     """
 
     what: str
     leads: tuple[tuple[int, ...], ...]
     width: int
+    times: int
 
 
 #: A call may go by the size of an axis, and a trace sees but one: each axis is small, one and
 #: large. Nothing is computed, so that a large one costs no more.
 SIZES = (
-    Sizes("a few rows", ((3,), (2, 3), (2, 2, 3), (2, 2, 2, 3)), 16),
-    Sizes("one row", ((1,), (1, 1), (1, 1, 1), (1, 1, 1, 1)), 8),
-    Sizes("a long prompt", ((4099,), (1, 4099), (1, 4099, 2053), (1, 2, 4099, 2053)), 4096),
-    Sizes("a large batch", ((257,), (257, 1), (257, 1, 1), (257, 1, 1, 1)), 64),
+    Sizes("a few rows", ((3,), (2, 3), (2, 2, 3), (2, 2, 2, 3)), 16, 1),
+    Sizes("one row", ((1,), (1, 1), (1, 1, 1), (1, 1, 1, 1)), 8, 256),
+    Sizes("a long prompt", ((4099,), (1, 4099), (1, 4099, 2053), (1, 2, 4099, 2053)), 4096, 1),
+    Sizes("a large batch", ((257,), (257, 1), (257, 1, 1), (257, 1, 1, 1)), 64, 4),
 )
 
 #: Positions that a rotation is traced from, besides those in arrays.
@@ -313,7 +315,7 @@ class Leaves:
         if arrays:
             return width
         own = _width_attribute(module)
-        return self._sizes.width if own is None else own * max(1, self._sizes.width // 16)
+        return self._sizes.width if own is None else own * self._sizes.times
 
     def _graph(
         self,
