@@ -192,6 +192,15 @@ LANE = "thread_index_in_simdgroup"
         ("int n = 3, a[4]; a[n] = LANE;", "", 0),
         ("uint n = 3; *(device float4*)(y + n) = x[LANE];", "", 0),
         ("threadgroup int s[1]; int a[2] = {0}; *(a + s[0]) = LANE; int n = a[0];", "", 2),
+        ("int a[4] = {0}; *(a + x_ndim) = LANE; int n = a[1];", "", 2),
+        ("int a[4] = {0}; put(a, x_ndim, LANE); int n = a[1];",
+         "inline void put(thread int* p, constant const int& k, int v) { *(p + k) = v; }", 2),
+        ("const device float* p = x; skip(p, LANE); int n = p[0];",
+         "inline void skip(thread const device float*& p, int k) { p += k; }", 2),
+        ("const device float* rows[2]; rows[0] = x + LANE; int n = rows[0][0];", "", 2),
+        ("threadgroup int s[1]; s[0] = 4; int n = block(s);",
+         "inline int block(threadgroup int* s)"
+         " { threadgroup_barrier(mem_flags::mem_threadgroup); return s[0]; }", 0),
         # Pointers.
         ("int n = 0; auto p = &n; *p = LANE;", "", 2),
         ("int n = 0; thread int* p; p = &n; *p = LANE;", "", 2),
@@ -309,3 +318,16 @@ def test_short_lists_and_enumerators_compile():
         "enum { B = 3 }; half h = half(x[0]); float2 a[2] = {{x[0]}, {2, 3}}, v;"
         "v = {x[1]}; v.yx = {x[2]}; y[0] = float(h * B) + float(B - bfloat(x[0])) + a[0].y + v.x;"
     )
+
+
+def test_a_parameter_that_is_a_constant_array_is_no_constant():
+    header = (
+        "constant float t[4] = {1, 2, 3, 4};"
+        "inline float total(constant float (&w)[4]) { return w[0] + w[3]; }"
+        "inline float first(constant float (*w)[4]) { return (*w)[0]; }"
+    )
+    assert (
+        "constexpr"
+        not in text_of(launch_of("y[0] = total(t);", header=header)).rpartition("total(")[2]
+    )
+    ptx("y[0] = total(t) + first(&t);", header=header)

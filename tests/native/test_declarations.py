@@ -334,3 +334,18 @@ def test_a_list_shorter_than_its_vector_is_filled_with_zeros(text: str) -> None:
         out[0] = v.x * 10 + v.y; out[1] = 0;
     """
     assert run(source, output=(2, mx.float32), grid=1, group=1, header=header)[0].item() == 50
+
+
+@pytest.mark.parametrize("header", [
+    "METAL_FUNC float get(const device float* p) { return *p; }\n"
+    "inline float get(const threadgroup float* p) { return *p; }",
+    "inline const device float* at(const device float* p) { return p; }\n"
+    "static inline const threadgroup float* at(const threadgroup float* p) { return p; }\n"
+    "float get(const threadgroup float* p) { return *at(p); }",
+    "inline const constant float* at(const constant float* p) { return p; }\n"
+    "inline const device float* at(const device float* p) { return p; }\n"
+    "float get(const threadgroup float* p) { return *p; }",
+])  # fmt: skip
+def test_overloads_by_address_space_may_differ_in_specifiers(header: str) -> None:
+    source = "threadgroup float s[1]; s[0] = 5; out[0] = get(s);"
+    assert run(source, header=header).item() == 5

@@ -142,3 +142,17 @@ def test_words_that_are_marks_of_the_language() -> None:
         out[1] = m not_eq 11 ? 0 : (m bitor 4) xor 1;
     """
     assert run(body, output=(2, mx.float32)).tolist() == [3, 14]
+
+
+def test_words_that_are_marks_are_pasted_as_words() -> None:
+    header = "#define REDUCE(op, v) simd_##op(v)\n#define FETCH(op) atomic_fetch_##op##_explicit\n"
+    body = """
+        threadgroup atomic_uint c;
+        atomic_store_explicit(&c, 4u, memory_order_relaxed);
+        FETCH(or)(&c, 3u, memory_order_relaxed);
+        out[0] = REDUCE(and, 3u) + REDUCE(or, 1u) + REDUCE(xor, 2u);
+        out[1] = atomic_load_explicit(&c, memory_order_relaxed);
+    """
+    assert run(body, output=(2, mx.float32), header=header).tolist() == [6, 7]
+    with pytest.raises(RuntimeError, match="this and that"):
+        cpp("#error this and that")

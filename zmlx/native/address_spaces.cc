@@ -274,11 +274,18 @@ class Canonical {
   // What stands around the types: the result, bases of a class, and what parameters are by default.
   std::string others() const {
     std::string result;
-    for (size_t i = function_.head; i < function_.open; ++i) {
+    size_t begin = function_.head;
+    for (size_t i = begin; i < function_.open; ++i) {
       size_t list = unit_.outline.angle_end(i);
+      bool specifier = unit_.tokens[i].is_any({"inline", "static", "constexpr", "explicit",
+                                               "METAL_FUNC", "__attribute__"});
+      if (!specifier && list == Outline::none) continue;
+      result += text(begin, i);
       if (list != Outline::none) i = list;
-      else result += text(i, i + 1);
+      if (unit_.tokens[i].is("__attribute__")) i = unit_.outline.partner[i + 1];
+      begin = i + 1;
     }
+    result += text(begin, function_.open);
     for (auto& item : parameters_) result += text(value_begin(item), item.second) + ",";
     return result;
   }

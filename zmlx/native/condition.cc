@@ -66,7 +66,9 @@ bool read_character(const std::string& text, Integer* value) {
 class Condition {
  public:
   Condition(Tokens tokens, const Place& place, int line)
-      : tokens_(std::move(tokens)), place_(place), line_(line) {}
+      : tokens_(std::move(tokens)), place_(place), line_(line) {
+    read_marks(tokens_);
+  }
 
   bool value() {
     Integer result = ternary();

@@ -97,7 +97,7 @@ void Bodies::add_kernel() {
   body.kernel = true;
   for (auto& parameter : signature.parameters) {
     if (parameter.buffer >= 0) {
-      body.memory.insert(parameter.name);
+      if (parameter.declarator == '*') body.memory.insert(parameter.name);
     } else {
       body.levels[parameter.name] = attribute_level(parameter.attribute);
     }
@@ -160,12 +160,13 @@ size_t Bodies::name(const Argument& parameter) const {
 }
 
 bool Bodies::is_output(const Argument& parameter) const {
-  bool refers = false;
+  bool refers = false, kept = false;
   for (size_t i = parameter.begin; i < parameter.end; ++i) {
-    if (tokens_[i].is("const") || is_shared_space(tokens_[i])) return false;
+    // What is said before a star is said of what it points to.
+    kept = (kept || tokens_[i].is("const") || is_shared_space(tokens_[i])) && !tokens_[i].is("*");
     refers |= one_of(tokens_[i], {"&", "&&"});
   }
-  return refers;
+  return refers && !kept;
 }
 
 size_t Bodies::right_side(size_t i, size_t end) const {
@@ -211,9 +212,12 @@ void Bodies::find_memory_parameters(Body& body) {
   if (body.open == body.close) return;
   for (auto& parameter : arguments(body.open)) {
     size_t at = name(parameter);
-    for (size_t i = parameter.begin; i < parameter.end && at != Outline::none; ++i) {
-      if (is_shared_space(tokens_[i])) body.memory.insert(tokens_[at].text);
+    bool shared = false, several = false;  // a reference may be of one number
+    for (size_t i = parameter.begin; i < parameter.end; ++i) {
+      shared |= is_shared_space(tokens_[i]);
+      several |= one_of(tokens_[i], {"*", "["});
     }
+    if (shared && several && at != Outline::none) body.memory.insert(tokens_[at].text);
   }
 }
 
@@ -225,7 +229,9 @@ void Bodies::find_memory_names(size_t i) {
   auto& memory = all[enclosing(i)].memory;
   for (size_t k = i; k < tokens_.size() && !one_of(tokens_[k], {";", "=", "(", "{", ")"}); ++k) {
     bool named = tokens_[k].kind == Token::word && one_of(tokens_[k + 1], {"[", ",", ";", "="});
-    if (named) memory.insert(tokens_[k].text);
+    // An array of pointers is a thread's own.
+    bool pointers = tokens_[k - 1].is("*") && tokens_[k + 1].is("[");
+    if (named && !pointers) memory.insert(tokens_[k].text);
     if (tokens_[k].is("[")) k = outline_.partner[k];
   }
 }

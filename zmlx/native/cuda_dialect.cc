@@ -1,5 +1,6 @@
 #include "cuda_dialect.h"
 
+#include <algorithm>
 #include <cctype>
 
 #include "cuda_flow.h"
@@ -55,15 +56,22 @@ struct Constant {
 
 std::vector<Constant> program_constants(const Unit& unit) {
   auto& tokens = unit.tokens;
+  auto& functions = unit.outline.functions;
+  auto is_parameter = [&](size_t i) {
+    return std::any_of(functions.begin(), functions.end(),
+                       [&](auto& f) { return f.open < i && i < f.close; });
+  };
   std::vector<Constant> found;
   for (size_t i = 0; i < tokens.size(); ++i) {
-    if (!tokens[i].is("constant") || unit.outline.function_at(i) || unit.outline.in_type(i)) continue;
+    bool within = unit.outline.function_at(i) || unit.outline.in_type(i);
+    if (!tokens[i].is("constant") || within || is_parameter(i)) continue;
     size_t name = i + 1;
     while (tokens[name].kind == Token::word && !tokens[name + 1].is_any({"=", "[", "{", "("})) {
       size_t list = unit.outline.angle_end(name + 1);
       name = list == Outline::none ? name + 1 : list + 1;
     }
-    if (tokens[name].kind != Token::word) continue;
+    bool refers = tokens[name + 1].is("(") && tokens[name + 2].is_any({"*", "&"});
+    if (tokens[name].kind != Token::word || refers) continue;
     size_t end = name;
     while (end + 1 < tokens.size() && !tokens[end].is(";")) {
       end = tokens[end].is_any({"(", "[", "{"}) ? unit.outline.partner[end] + 1 : end + 1;

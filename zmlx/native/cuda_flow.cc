@@ -116,8 +116,9 @@ class Analysis {
   // What the function that token i names returns, whatever it is given.
   int call_level(size_t i) const {
     auto& name = tokens_[i].text;
+    bool barrier = name == "threadgroup_barrier" || name == "simdgroup_barrier";
     bool differs = name == "thread_elements" || name.compare(0, 7, "atomic_") == 0 ||
-                   is_warp_operation(name);
+                   (is_warp_operation(name) && !barrier);
     if (differs && outline_.call_at(i) != Outline::none) return 2;
     auto found = own_.find(name);
     return found == own_.end() ? 0 : found->second;

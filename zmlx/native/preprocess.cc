@@ -63,6 +63,7 @@ class Preprocessor {
     }
     flush();
     if (!branches_.empty()) place_.refuse(branches_.back().line, "this #if has no #endif");
+    read_marks(out_);
     return std::move(out_);
   }
 

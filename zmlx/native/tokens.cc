@@ -39,7 +39,6 @@ class Lexer {
       token.column = column_;
       token.line = line_;
       token.text = text_.substr(begin, at_ - begin);
-      if (kind == Token::word) replace_word(token);
       fresh_line_ = false;
       line_ += (int)std::count(token.text.begin(), token.text.end(), '\n');
       tokens_.push_back(std::move(token));
@@ -50,14 +49,6 @@ class Lexer {
  private:
   char peek(size_t ahead = 0) const {
     return at_ + ahead < text_.size() ? text_[at_ + ahead] : '\0';
-  }
-
-  static void replace_word(Token& token) {
-    for (auto& [word, mark] : spelled_marks) {
-      if (token.text != word) continue;
-      token.kind = Token::mark;
-      token.text = mark;
-    }
   }
 
   void newline() {
@@ -164,6 +155,18 @@ class Lexer {
 }  // namespace
 
 Tokens tokenize(const std::string& text) { return Lexer(text).run(); }
+
+void read_marks(Tokens& tokens) {
+  for (auto& token : tokens) {
+    if (token.kind != Token::word) continue;
+    for (auto& [word, mark] : spelled_marks) {
+      if (token.text != word) continue;
+      token.kind = Token::mark;
+      token.text = mark;
+      break;
+    }
+  }
+}
 
 namespace {
 

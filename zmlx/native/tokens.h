@@ -37,6 +37,8 @@ using Tokens = std::vector<Token>;
 
 // Comments and line splices are gone; `>` is always a token of its own except in `>=`, `>>=`, `->`.
 Tokens tokenize(const std::string& text);
+// `and` as `&&`, and so on: behind the preprocessor, which pastes words (`simd_##and`).
+void read_marks(Tokens&);
 
 unsigned digit_of(char);  // at most 15, or 99
 // The value of an integer literal, and where its suffix begins; false if it has more than 64 bits.
