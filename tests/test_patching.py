@@ -358,6 +358,8 @@ def test_smart_patch_takes_what_to_exclude_from_an_iterator():
     report = zmlx.smart_patch(build("llama"), PROMPT, rounds=1, exclude=iter(["residual_norm"]))
     assert "residual_norm" not in report.kinds()
     assert "residual_norm" not in {kind for kind, _ in report.kept + report.dropped}
+    with pytest.raises(TypeError, match="'exclude' must be kinds or paths but got int"):
+        zmlx.smart_patch(build("llama"), PROMPT, rounds=1, exclude=5)
 
 
 def test_smart_patch_for_training_times_the_loss_with_its_gradients():

@@ -38,8 +38,9 @@ def cross_entropy(
 
     Returns:
         array: The loss in the dtype of the logits. zmlx's kernel, which runs for class indices,
-        reduces in float32, without weights over the rows, too; with probabilities MLX's function
-        runs. A target out of range gives NaN, and on the CPU raises at evaluation.
+        reduces in float32: over the classes and, where no weights are given, over the rows. With
+        probabilities MLX's function runs. A target out of range gives NaN, and on the CPU raises
+        at evaluation.
     """
     classes = axis % logits.ndim if -logits.ndim <= axis < logits.ndim else -1
     plain = (

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any
@@ -299,10 +299,8 @@ def smart_patch(
         raise TypeError(f"[smart_patch] 'loss' must be a function but got {type(loss).__name__}.")
     if isinstance(model, nn.Module):
         unpatch(model)
-    only, exclude = (
-        given if given is None or isinstance(given, str) else list(given)
-        for given in (only, exclude)
-    )
+    # Patching goes through them several times.
+    only, exclude = (list(x) if isinstance(x, Iterator) else x for x in (only, exclude))
     options: dict[str, Any] = {"mode": mode, "only": only, "exclude": exclude}
     kinds = list(patch(model, **options).kinds())
     unpatch(model)
