@@ -4,6 +4,7 @@ kept, errors show the user's lines, and MLX gets what the kernel expects.
 Nothing in here executes on a GPU: see test_cuda_device.py.
 """
 
+import errno
 import re
 
 import mlx.core as mx
@@ -28,7 +29,7 @@ from cuda_launches import (
 from ops.sweep import turns
 
 import zmlx
-from zmlx import metal
+from zmlx import cache, metal
 from zmlx.language import REFUSALS
 from zmlx.registry import calls, get, ops
 from zmlx.targets import cuda
@@ -197,6 +198,20 @@ def test_a_second_process_compiles_nothing(empty_cache):
     assert first == second
     assert after["compiles"] == before["compiles"] + 1
     assert after["cache_hits"] == before["cache_hits"] + 1
+
+
+def test_a_full_disk_costs_no_more_than_the_entry(empty_cache, monkeypatch):
+    write = cache.write
+
+    def full(path, data):
+        if empty_cache in path.parents:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, data)
+
+    launch = launch_of("y[thread_position_in_grid.x] = x[0] + 5;")
+    monkeypatch.setattr(cache, "write", full)
+    with pytest.warns(RuntimeWarning, match="No space left on device"):
+        assert cuda.compiled(*launch, "sm_80")
 
 
 def test_text_architecture_and_flags_have_entries_of_their_own(empty_cache):

@@ -560,3 +560,18 @@ def test_a_patched_model_is_not_converted():
         nn.convert(model)
     zmlx.unpatch(model)
     assert isinstance(nn.convert(model).layers[1], nn.RMSNorm)
+
+
+def test_hard_tanh_is_timed_and_chosen_like_other_activations():
+    assert "hardtanh" in nn.functional.IMPLEMENTATIONS
+    slow = Measurement("hardtanh", "cpu", "float32", 1, 64, zmlx=2.0, mlx=1.0)
+    fast = Measurement("hardtanh", "cpu", "float32", 1, 64, zmlx=1.0, mlx=2.0)
+    assert decide("hardtanh", "cpu", 1, 64, "float32", [slow]).runs == "mlx"
+    assert decide("hardtanh", "cpu", 1, 64, "float32", [fast]).runs == "zmlx"
+
+
+def test_more_dims_than_the_kernel_turns_are_left_to_mlx():
+    x = mx.random.normal((1, 1, 2, 1 << 18))
+    given = {"traditional": False, "base": 1e4, "scale": 1.0, "offset": 1}
+    expected = mx.fast.rope(x, 1 << 18, **given)
+    assert mx.array_equal(nn.functional.rope(x, 1 << 18, **given), expected).item()

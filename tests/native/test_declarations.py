@@ -349,3 +349,9 @@ def test_a_list_shorter_than_its_vector_is_filled_with_zeros(text: str) -> None:
 def test_overloads_by_address_space_may_differ_in_specifiers(header: str) -> None:
     source = "threadgroup float s[1]; s[0] = 5; out[0] = get(s);"
     assert run(source, header=header).item() == 5
+
+
+def test_a_kernel_of_the_header_may_have_buffers_alone() -> None:
+    header = "[[kernel]] void other(device float* a [[buffer(0)]]) { a[0] = 1; }\n"
+    result = run("out[0] = x[0] + y[0];", {"x": mx.ones((9,)), "y": mx.ones((9,))}, header=header)
+    assert result.item() == 2

@@ -18,6 +18,7 @@ import mlx.nn as mnn
 from .. import kernels
 from ..choice import use_kernel
 from ..kernels.attention_launch import fits
+from ..kernels.rope_arguments import MOST_DIMS
 from ..targets import cpu
 
 Function = Callable[..., mx.array]
@@ -99,8 +100,9 @@ def rope(
     offset: int | mx.array,
     freqs: mx.array | None = None,
 ) -> mx.array:
-    """`mx.fast.rope`."""
-    use = kernels.rope if use_kernel("rope", x) and x.ndim >= 3 else mx.fast.rope
+    """`mx.fast.rope`, which also turns more dims than our kernel."""
+    few = isinstance(dims, int) and dims <= MOST_DIMS
+    use = kernels.rope if few and use_kernel("rope", x) and x.ndim >= 3 else mx.fast.rope
     return use(x, dims, traditional=traditional, base=base, scale=scale, offset=offset, freqs=freqs)
 
 

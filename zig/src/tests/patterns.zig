@@ -6,6 +6,17 @@ const Array = zmlx.Array;
 const testing = std.testing;
 const gpa = testing.allocator;
 
+/// The sums of columns.
+const total_of_columns: zmlx.PatternKernel = .{
+    .name = "total",
+    .pattern = .{ .fold = .{
+        .op = "sum",
+        .outputs = &.{.{ .name = "y", .expr = "total" }},
+        .columns = true,
+    } },
+    .dtypes = &.{.{ .dtype = .float32 }},
+};
+
 /// A kernel of an expression in x.
 fn rowwise(outputs: []const zmlx.codegen.parts.Output) zmlx.PatternKernel {
     return .{
@@ -18,15 +29,6 @@ fn rowwise(outputs: []const zmlx.codegen.parts.Output) zmlx.PatternKernel {
 test "folds and scans run as pattern kernels" {
     var context: zmlx.Context = .init(gpa, testing.io);
     defer context.deinit();
-    const total: zmlx.PatternKernel = .{
-        .name = "total",
-        .pattern = .{ .fold = .{
-            .op = "sum",
-            .outputs = &.{.{ .name = "y", .expr = "total" }},
-            .columns = true,
-        } },
-        .dtypes = &.{.{ .dtype = .float32 }},
-    };
     const running: zmlx.PatternKernel = .{
         .name = "running",
         .pattern = .{ .scan = .{
@@ -43,7 +45,7 @@ test "folds and scans run as pattern kernels" {
     defer square.deinit();
     for ([_]zmlx.launch.Kind{ .cpu, .gpu }) |kind| {
         context.kind = kind;
-        const y = try context.one(&total, &.{cube});
+        const y = try context.one(&total_of_columns, &.{cube});
         defer y.deinit();
         try testing.expectEqualSlices(i32, &.{ 1, 3 }, y.shape());
         var sums: [3]f32 = undefined;
@@ -97,25 +99,16 @@ test "moments of no elements are zeros" {
 test "folds of columns may have more rows than 32 bits count" {
     var context: zmlx.Context = .init(gpa, testing.io);
     defer context.deinit();
-    const total: zmlx.PatternKernel = .{
-        .name = "total",
-        .pattern = .{ .fold = .{
-            .op = "sum",
-            .outputs = &.{.{ .name = "y", .expr = "total" }},
-            .columns = true,
-        } },
-        .dtypes = &.{.{ .dtype = .float32 }},
-    };
     const x = try Array.zeros(.float32, &.{ 1 << 16, 1 << 16, 0 });
     defer x.deinit();
-    const y = try context.one(&total, &.{x});
+    const y = try context.one(&total_of_columns, &.{x});
     defer y.deinit();
     try testing.expectEqualSlices(i32, &.{ 1 << 16, 0 }, y.shape());
     const one = try Array.scalar(f32, 1);
     defer one.deinit();
     const many = try one.broadcastTo(&.{ 1 << 20, 1 << 20, 1 << 20 });
     defer many.deinit();
-    try testing.expectError(error.InvalidArgument, context.one(&total, &.{many}));
+    try testing.expectError(error.InvalidArgument, context.one(&total_of_columns, &.{many}));
     try testing.expectEqualStrings(
         "[total] arrays must be smaller than 2^60 but got (1048576, 1048576, 1048576).",
         zmlx.lastError(),
