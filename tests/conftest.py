@@ -4,11 +4,12 @@ By default a few cases, the same ones every time. `--hypothesis-profile=many` dr
 does, and `--hypothesis-profile=default` other ones every time.
 
 Tests run on MLX's default device. Where that is a GPU, the kernels do, too, but for tests that are
-marked `on_cpu`: what they are about is the CPU's. Of those, `on_cpu("alone")` need a machine
-without a GPU.
+marked `on_cpu`: what they are about is the CPU target's, which a Mac does not have. Of those,
+`on_cpu("alone")` need a machine without a GPU.
 """
 
 import os
+import sys
 
 # MLX's products on a GPU round float32 to 10 bits unless this is said before the first one.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
@@ -30,6 +31,8 @@ def _on_cpu(request):
     if mark is None:
         yield
         return
+    if not sys.platform.startswith("linux"):
+        pytest.skip("the CPU target needs Linux")
     if "alone" in mark.args and gpu_target() is not None:
         pytest.skip("beside a GPU the CPU waits for nothing before it gives out memory")
     before = mx.default_device()

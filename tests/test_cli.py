@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +120,21 @@ def test_show_adds_the_kernels_of_a_training_step(capsys):
     assert capsys.readouterr().out.count("// grid (") > forward.count("// grid (") == 1
 
 
+@pytest.mark.parametrize("op", ["topk", "topk_gating", "varlen_attention"])
+def test_show_gives_the_options_of_the_benchmark_to_the_gradient(op, capsys):
+    assert main(["show", op, "--gradient"]) == 0
+    assert "// grid (" in capsys.readouterr().out
+
+
+def test_show_prints_what_a_gpu_runs_and_not_what_the_cpu_does(capsys):
+    """Of the logsumexp, which the CPU takes in two walks."""
+    names = {}
+    for target in ("metal", "cuda", "cpu"):
+        assert main(["show", "cross_entropy", "--target", target]) == 0
+        names[target] = re.findall(r"^// (\w+)$", capsys.readouterr().out, re.M)
+    assert names["metal"] == names["cuda"] != names["cpu"]
+
+
 def test_show_of_an_unknown_op_suggests_a_near_one(capsys):
     assert main(["show", "rmsnorm"]) == 2
     assert "rms_norm" in capsys.readouterr().err
@@ -155,7 +171,9 @@ def test_doctor_fails_and_names_the_remedy_without_a_compiler(tmp_path):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the CPU target is for Linux")
-@pytest.mark.parametrize("command", ["check silu", "show silu", "bench silu", "demo --out", "tune"])
+@pytest.mark.parametrize(
+    "command", ["check silu", "show silu --target cpu", "bench silu", "demo --out", "tune"]
+)
 def test_nothing_is_begun_without_a_compiler(command, tmp_path):
     words = command.split()
     if "--out" in words:
@@ -165,6 +183,14 @@ def test_nothing_is_begun_without_a_compiler(command, tmp_path):
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert "apt install g++" in done.stderr
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the CPU target is for Linux")
+def test_the_metal_source_needs_no_compiler(tmp_path):
+    cache = str(tmp_path / "cache")
+    done = subcommand("show", "silu", "--gradient", PATH=str(tmp_path), ZMLX_CACHE_DIR=cache)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("// grid (") == 2
     assert list(tmp_path.iterdir()) == []
 
 

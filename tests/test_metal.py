@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import zmlx
-from zmlx import metal, strict
+from zmlx import metal, native, strict
 from zmlx.launch import geometry
 from zmlx.targets import cpu
 
@@ -141,6 +141,14 @@ def test_text_for_every_target():
     assert "zk_kernel" in spec.source("cpu")
     with pytest.raises(ValueError, match="'target' must be metal, cuda or cpu"):
         spec.source("vulkan")
+
+
+def test_the_metal_text_needs_no_core(monkeypatch):
+    """A Mac has none."""
+    monkeypatch.setattr(native, "load", None)
+    x = mx.ones((3, 4), dtype=mx.float16)
+    text = metal.kernel(**DOUBLE).spec.source("metal", x, output_dtypes=[mx.float16])
+    assert "const device float16_t* x" in text
 
 
 def test_verbose_prints_the_metal_text(capsys):

@@ -112,8 +112,8 @@ class KernelSpec:
         threadgroup = triple(self.name, "threadgroup", threadgroup)
         dtypes = tuple(output_dtypes or [mx.float32] * len(self.output_names))
         shapes = ((1024,),) * len(self.output_names)
-        values = template_of(self.name, template)
-        return cpu.text(self, target, arrays, values, grid, threadgroup, shapes, dtypes)
+        call = (arrays, template_of(self.name, template), grid, threadgroup, shapes, dtypes)
+        return metal.text(self, *call) if target == "metal" else cpu.text(self, target, *call)
 
 
 @lru_cache(maxsize=1024)

@@ -10,6 +10,7 @@ import pytest
 import zmlx
 from zmlx import kernels
 from zmlx.arguments import dimensions
+from zmlx.launch import gpu_target
 from zmlx.testing import draw
 
 from .sweep import OPS, outputs
@@ -307,7 +308,7 @@ def test_the_packing_of_quantised_experts(options, message):
 
 
 @pytest.mark.parametrize("dtype", [mx.int32, mx.int64])
-@pytest.mark.parametrize("target", ["cpu", "reference"])
+@pytest.mark.parametrize("target", [gpu_target() or "cpu", "reference"])
 @pytest.mark.parametrize("name", ["seed", "offset"])
 def test_an_array_below_zero_is_taken_modulo_2_64(name, target, dtype):
     """As documented: looking at an array would wait for it."""

@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 
 import zmlx
+from zmlx.launch import gpu_target
 from zmlx.testing import draw, gradients, to_numpy
 from zmlx.transforms import strict
 
 from .sweep import DIFFERENTIABLE, OPS, option_cases, outputs
 
 EVERY_OP = pytest.mark.parametrize("op", OPS, ids=lambda o: o.name)
+NOT_ON_METAL = pytest.mark.skipif(
+    gpu_target() == "metal", reason="MLX's own kernels, which Metal runs, know no such transform"
+)
 EVERY_GRADIENT = pytest.mark.parametrize("op", DIFFERENTIABLE, ids=lambda o: o.name)
 
 
@@ -91,6 +95,7 @@ def of_three_axes(op, case):
     return values
 
 
+@NOT_ON_METAL
 @EVERY_OP
 def test_shapeless_compile_takes_another_shape(op):
     compiled = mx.compile(op.function, shapeless=True)
@@ -103,6 +108,7 @@ def test_shapeless_compile_takes_another_shape(op):
         close(outputs(compiled(*values)), outputs(op.reference(*values)))
 
 
+@NOT_ON_METAL
 @pytest.mark.parametrize("op", [o for o in DIFFERENTIABLE if shapeless(o)], ids=lambda o: o.name)
 def test_gradients_of_a_shapeless_compile_take_another_shape(op):
     def loss(*values):
@@ -135,6 +141,7 @@ def test_checkpoint(op):
     close(mx.grad(whole, argnums=which)(*values), got)
 
 
+@NOT_ON_METAL
 @EVERY_OP
 def test_vmap_over_the_first_argument(op):
     values, _ = case_of(op)
@@ -151,6 +158,7 @@ def test_vmap_over_the_first_argument(op):
     close(outputs(got), outputs(want))
 
 
+@NOT_ON_METAL
 @pytest.mark.parametrize("op, index", [
     pytest.param(op, i, id=f"{op.name}-{argument.name}")
     for op in OPS if "vmap" not in op.refuses for i, argument in enumerate(op.arguments)
@@ -175,6 +183,7 @@ def test_vmap_over_one_argument_alone(op, index):
     close(got, [mx.stack(want) for want in zip(*wants, strict=True)])
 
 
+@NOT_ON_METAL
 @pytest.mark.parametrize(
     "op", [o for o in DIFFERENTIABLE if "vmap" not in o.refuses], ids=lambda o: o.name
 )
@@ -194,6 +203,7 @@ def test_vmap_of_grad_and_grad_of_vmap(op):
     close(of(op.function), of(op.reference))
 
 
+@NOT_ON_METAL
 @pytest.mark.parametrize("op", [o for o in OPS if "vmap" not in o.refuses], ids=lambda o: o.name)
 def test_vmap_over_nothing(op):
     """A batch of 0, which MLX cannot reshape to (-1, D), and of which it takes no argmax."""
@@ -222,6 +232,7 @@ def test_vmap_over_nothing(op):
             assert not np.array(total).any(), case.options
 
 
+@NOT_ON_METAL
 @EVERY_GRADIENT
 def test_jvp(op):
     values, which = case_of(op)
@@ -235,6 +246,7 @@ def test_jvp(op):
     close(mx.jvp(loss, some, tangents)[1], mx.jvp(plain, some, tangents)[1])
 
 
+@NOT_ON_METAL
 @EVERY_GRADIENT
 def test_second_order(op):
     values, which = case_of(op)

@@ -57,16 +57,25 @@ def run(arguments: argparse.Namespace) -> int:
             print(family)
         gradients = "∂" if row["gradients"] else " "
         print(f"  {row['name']:<20} {gradients}  {row['formula']}")
-    print(f"\n{len(rows)} ops; ∂: has a gradient kernel. `python -m zmlx show OP` prints a kernel.")
+    print(f"\n{len(rows)} ops; ∂: has a gradient. `python -m zmlx show OP` prints a kernel.")
     return 0
+
+
+def keywords(op: Any) -> dict[str, Any]:
+    """The parameters of the public function that are no arrays, with their defaults."""
+    arrays = {argument.name for argument in op.arguments}
+    return {
+        name: parameter.default
+        for name, parameter in inspect.signature(op.public).parameters.items()
+        if name not in arrays
+    }
 
 
 def _options(op: Any) -> dict[str, Any]:
     """The keywords that are no arrays: defaults of the public function, and names without one."""
-    parameters = inspect.signature(op.public).parameters
-    defaults = {option.name: parameters[option.name].default for option in op.options}
-    required = [name for name, value in defaults.items() if value is inspect.Parameter.empty]
+    every = keywords(op)
+    required = [name for name, value in every.items() if value is inspect.Parameter.empty]
     return {
-        "options": {name: value for name, value in defaults.items() if name not in required},
+        "options": {name: value for name, value in every.items() if name not in required},
         "required": required,
     }

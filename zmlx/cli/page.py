@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from .list import keywords
+
 _HEAD = """\
 # Catalogue
 
@@ -15,8 +17,8 @@ one thread per row, and simdgroups of 32. ∂ marks arguments with a gradient.
 | target | state |
 |---|---|
 | CPU | executed and verified, in every test run |
-| CUDA | compiled for sm_80 and sm_90a in every test run; executed by hand on an H100 and an H200 |
-| Metal | read by the strict front end in every test run; never executed on Metal |
+| CUDA | compiled for sm_80 and sm_90a by `.ci/run`; executed by hand on an H100 and an H200 |
+| Metal | read by the strict front end in `.ci/run`; never executed on Metal |
 
 A *statistic* is one float32 per row that the forward keeps for the backward.
 """
@@ -53,10 +55,9 @@ def _entry(op: Any) -> str:
             notes += f" {argument.values}"
         dtypes = ", ".join(dtype_name(d) for d in argument.dtypes)
         rows.append(f"| `{argument.name}` | `{argument.shape}` | {dtypes} | {notes.strip()} |")
-    for option in op.options:
-        default = signature.parameters[option.name].default
+    for name, default in keywords(op).items():
         given = "required" if default is inspect.Parameter.empty else f"default `{default}`"
-        rows.append(f"| `{option.name}` | | {given} | |")
+        rows.append(f"| `{name}` | | {given} | |")
     moved = ["reads " + ", ".join(f"`{a.name}`" for a in op.arguments)]
     moved.append("writes " + ", ".join(f"`{shape}`" for shape in op.outputs))
     text = f"\nForward {', '.join(moved)}."

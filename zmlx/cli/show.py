@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from zmlx.metal import KernelSpec
     from zmlx.registry import Op
+    from zmlx.strict.catalogue import Launch
 
 TARGETS = ("metal", "cuda", "cpu")
 DTYPES = ("float32", "float16", "bfloat16")
@@ -33,53 +34,32 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@dataclass(frozen=True)
-class Launch:
-    """One launch: the kernel and everything that its text and its grid depend on."""
-
-    spec: KernelSpec
-    inputs: tuple[mx.array, ...]  # the op's arrays, then the constants of the launch
-    template: tuple[tuple[str, Any], ...]
-    grid: tuple[int, int, int]
-    threadgroup: tuple[int, int, int]
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[mx.Dtype, ...]
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Prints the kernels and returns the exit status."""
     import mlx.core as mx
 
-    from zmlx import launch, native, registry
-    from zmlx.targets import cpu
+    from zmlx import native, registry
+    from zmlx.targets import cpu, metal
 
     try:
         op = registry.get(arguments.op)
     except KeyError as error:
         print(f"[show] {error.args[0]}", file=sys.stderr)
         return 2
-    try:
-        native.load()  # which writes the text of every target
-    except (ImportError, RuntimeError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    kind = "cpu" if arguments.target == "cpu" else "gpu"
-    fresh = launch.geometry(kind, SHOW=next(_runs))
-    with launch.target("cpu"), fresh, _recorded() as launches:
+    if arguments.target != "metal":
+        try:
+            native.load()  # which writes the text of CUDA and of the CPU
+        except (ImportError, RuntimeError) as error:
+            print(error, file=sys.stderr)
+            return 2
+    with _recorded(arguments.target) as launches:
         _call(op, getattr(mx, arguments.dtype), arguments.gradient)
     for one in launches:
         print(_heading(one))
         print(
-            cpu.text(
-                one.spec,
-                arguments.target,
-                one.inputs,
-                one.template,
-                one.grid,
-                one.threadgroup,
-                one.shapes,
-                one.dtypes,
-            )
+            metal.text(*one.arguments())
+            if arguments.target == "metal"
+            else cpu.text(one.spec, arguments.target, *one.arguments()[1:])
         )
     return 0
 
@@ -88,34 +68,48 @@ def _call(op: Op, dtype: mx.Dtype, gradient: bool) -> None:
     """Builds the op's graph at its first benchmark shape, without evaluating it."""
     import mlx.core as mx
 
-    from zmlx.testing import dtype_of, gradients, resolve
+    from zmlx.testing import differentiated, dtype_of, gradients, resolve
 
     case = op.benchmarks[0]
-    values = [mx.zeros(resolve(a.shape, case), dtype_of(a, dtype)) for a in op.arguments]
-    outputs = op.function(*values, **case.options)
-    if gradient and op.differentiable:
+    values = [
+        None
+        if argument.optional and not case.optional
+        else mx.zeros(resolve(argument.shape, case), dtype_of(argument, dtype))
+        for argument in op.arguments
+    ]
+    function = partial(op.function, **case.options)
+    outputs = function(*values)
+    if gradient and (which := differentiated(op, values)):
         cotangents = list(outputs) if isinstance(outputs, tuple) else [outputs]
-        gradients(op.function, values, op.differentiable, cotangents)
+        gradients(function, values, which, cotangents)
 
 
 @contextmanager
-def _recorded() -> Iterator[list[Launch]]:
-    """Collects every launch that is prepared inside."""
-    from zmlx import metal
+def _recorded(target: str) -> Iterator[list[Launch]]:
+    """Collects every launch that is prepared inside: those of Metal for CUDA, too, since what an op
+    does by the target tells the CPU from the GPUs."""
+    from zmlx import launch
+    from zmlx.strict import catalogue
+    from zmlx.targets import cpu
 
-    launches: list[Launch] = []
-    prepare = metal.prepare
+    if target != "cpu":
+        with launch.geometry("gpu", SHOW=next(_runs)), catalogue.recording() as launches:
+            yield launches
+        return
+    launches = []
+    prepare = cpu.prepare
 
-    def record(spec: KernelSpec, target: str | None, *configuration: Any, **more: Any) -> Any:
-        arrays, *middle, _, constants = configuration
-        launches.append(Launch(spec, (*arrays, *constants), *middle))
-        return prepare(spec, target, *configuration, **more)
+    def record(spec: KernelSpec, arrays: tuple[mx.array, ...], *call: Any, **more: Any) -> Any:
+        *middle, _, constants = call
+        launches.append(catalogue.Launch("", spec, (*arrays, *constants), *middle))
+        return prepare(spec, arrays, *call, **more)
 
-    metal.prepare = record
+    cpu.prepare = record
     try:
-        yield launches
+        with launch.target("cpu"), launch.geometry("cpu", SHOW=next(_runs)):
+            yield launches
     finally:
-        metal.prepare = prepare
+        cpu.prepare = prepare
 
 
 def _heading(one: Launch) -> str:
@@ -123,7 +117,7 @@ def _heading(one: Launch) -> str:
 
     inputs = ", ".join(
         f"{name} {dtype_name(x.dtype)} {x.shape}"
-        for name, x in zip(one.spec.input_names, one.inputs, strict=True)
+        for name, x in zip(one.spec.input_names, one.arrays, strict=True)
     )
     template = ", ".join(
         f"{name}={value if isinstance(value, int) else dtype_name(value)}"

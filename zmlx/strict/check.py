@@ -253,46 +253,12 @@ def metal_text(
     """The complete function that MLX would compile, from MLX's own generator (no Metal needed)."""
     import mlx.core as mx
 
-    arrays = list(arrays)
-    # MLX's own, also where `zmlx.install` has put another in its place.
-    make = getattr(mx.fast.metal_kernel, "__wrapped__", mx.fast.metal_kernel)
-    kernel: Any = make(
-        name=spec.full_name,
-        input_names=list(spec.input_names),
-        output_names=list(spec.output_names),
-        source=spec.body,
-        header=spec.header,
-        ensure_row_contiguous=spec.ensure_row_contiguous,
-        atomic_outputs=spec.atomic_outputs,
-    )
+    from ..targets import metal
+
     count = len(spec.output_names)
-    texts: list[str] = []
-
-    def keep(event: Any) -> None:
-        if event.get("type") == "primitive" and event["name"] == "CustomKernel":
-            texts.append(event["arguments"][1])
-
-    def call(*inputs: mx.array) -> Any:
-        return kernel(
-            inputs=list(inputs),
-            template=list(template),
-            grid=grid,
-            threadgroup=threadgroup,
-            output_shapes=list(output_shapes or [(1,)] * count),
-            output_dtypes=list(output_dtypes or [mx.float32] * count),
-        )
-
-    mx.export_function(keep, call, *arrays)
-    return _mend(texts[0], count)
-
-
-def _mend(text: str, outputs: int) -> str:
-    """MLX (to 0.32.4 at least) closes the parameter list before each of the last outputs if there
-    are several, a use of <input>_shape and no thread attribute."""
-    head, _, rest = text.rpartition("[[kernel]] void ")
-    for _ in range(outputs - 1):
-        rest = re.sub(r"(\[\[buffer\(\d+\)\]\])\) \{\n(?=  device )", r"\1,\n", rest, count=1)
-    return head + "[[kernel]] void " + rest
+    shapes = tuple(tuple(shape) for shape in output_shapes or [(1,)] * count)
+    dtypes = tuple(output_dtypes or [mx.float32] * count)
+    return metal.text(spec, tuple(arrays), tuple(template), grid, threadgroup, shapes, dtypes)
 
 
 def check_kernel(

@@ -153,10 +153,8 @@ def text(
     shapes: tuple[tuple[int, ...], ...],
     dtypes: tuple[mx.Dtype, ...],
 ) -> str:
-    """The complete text of a launch: Metal, CUDA, or the C++ of the CPU target."""
+    """The complete text of a launch: CUDA, or the C++ of the CPU target."""
     arguments = (_kernel(spec), arrays, template, grid, threadgroup, shapes, dtypes)
-    if target == "metal":
-        return native.load().metal_text(*arguments)  # type: ignore[no-any-return]
     return native.load().source(*arguments, target)  # type: ignore[no-any-return]
 
 

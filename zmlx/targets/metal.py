@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,58 @@ def prepare(
     if init_value is not None:
         arguments["init_value"] = init_value
     return _kernel(spec), arguments, list(constants)
+
+
+def text(
+    spec: KernelSpec,
+    arrays: tuple[mx.array, ...],
+    template: tuple[tuple[str, Any], ...],
+    grid: tuple[int, int, int],
+    threadgroup: tuple[int, int, int],
+    shapes: tuple[tuple[int, ...], ...],
+    dtypes: tuple[mx.Dtype, ...],
+) -> str:
+    """The complete function that MLX would compile, from MLX's own generator, which needs no
+    Metal."""
+    # MLX's own, also where `zmlx.install` has put another in its place.
+    make = getattr(mx.fast.metal_kernel, "__wrapped__", mx.fast.metal_kernel)
+    kernel: Any = make(
+        name=spec.full_name,
+        input_names=list(spec.input_names),
+        output_names=list(spec.output_names),
+        source=spec.body,
+        header=spec.header,
+        ensure_row_contiguous=spec.ensure_row_contiguous,
+        atomic_outputs=spec.atomic_outputs,
+    )
+    found: list[str] = []
+
+    def keep(event: Any) -> None:
+        if event.get("type") == "primitive" and event["name"] == "CustomKernel":
+            found.append(event["arguments"][1])
+
+    def call(*inputs: mx.array) -> Any:
+        return kernel(
+            inputs=list(inputs),
+            template=list(template),
+            grid=grid,
+            threadgroup=threadgroup,
+            output_shapes=list(shapes),
+            output_dtypes=list(dtypes),
+        )
+
+    # Placeholders, since the arrays may be those of a trace.
+    mx.export_function(keep, call, *[mx.zeros(x.shape, x.dtype) for x in arrays])
+    return _with_all_outputs(found[0], len(dtypes))
+
+
+def _with_all_outputs(text: str, outputs: int) -> str:
+    """MLX (to 0.32.4 at least) closes the parameter list before each of the last outputs if there
+    are several, a use of <input>_shape and no thread attribute."""
+    head, _, rest = text.rpartition("[[kernel]] void ")
+    for _ in range(outputs - 1):
+        rest = re.sub(r"(\[\[buffer\(\d+\)\]\])\) \{\n(?=  device )", r"\1,\n", rest, count=1)
+    return head + "[[kernel]] void " + rest
 
 
 def launch(prepared: Any, arrays: tuple[mx.array, ...]) -> Any:
