@@ -562,6 +562,16 @@ def test_a_patched_model_is_not_converted():
     assert isinstance(nn.convert(model).layers[1], nn.RMSNorm)
 
 
+def test_the_table_that_comes_along_has_every_op_that_is_chosen():
+    rows = choice._rows(choice._SHIPPED.read_bytes())
+    assert {m.op for m in rows} == set(nn.functional.IMPLEMENTATIONS)
+    assert (
+        len({(m.op, m.dtype, m.rows, m.width) for m in rows})
+        == len(rows)
+        == 12 * len(nn.functional.IMPLEMENTATIONS)
+    )
+
+
 def test_hard_tanh_is_timed_and_chosen_like_other_activations():
     assert "hardtanh" in nn.functional.IMPLEMENTATIONS
     slow = Measurement("hardtanh", "cpu", "float32", 1, 64, zmlx=2.0, mlx=1.0)
