@@ -408,6 +408,22 @@ print(native._built(native._installed_mlx()).name)
     assert "".join(errors for _, errors in results).count("building its CPU core") == 1
 
 
+def test_every_header_that_the_core_includes_is_in_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = shutil.copytree(native.HERE, tmp_path / "native")
+    monkeypatch.setattr(native, "HERE", here)
+    monkeypatch.setattr(native, "PRELUDE", here / "prelude")
+    texts = [path.read_text() for path in (*here.glob("*.cc"), *here.glob("*.h"))]
+    names = {name for text in texts for name in re.findall(r'#include "(.+)"', text)}
+    assert "prelude/abi.h" in names
+    mlx, compiler = native._installed_mlx(), native.compiler_path()
+    for header in filter(Path.exists, (here / name for name in sorted(names))):
+        before = native._key(mlx, compiler)
+        header.write_text(f"{header.read_text()}//\n")
+        assert native._key(mlx, compiler) != before, header.name
+
+
 def test_sealed_data_is_returned_only_unchanged() -> None:
     sealed = cache.seal(b"data")
     assert cache.unseal(sealed) == b"data"

@@ -146,7 +146,9 @@ def _key(mlx: _MLX, compiler: str) -> str:
     """A digest of all that the built core depends on."""
     digest = hashlib.sha256()
     recipe = Path(__file__)
-    for path in [recipe, *_sources(), *sorted(HERE.glob("*.h")), PRELUDE / "abi.h"]:
+    # Of the prelude it includes little, but which headers is said in the sources alone.
+    headers = [*sorted(HERE.glob("*.h")), *sorted(PRELUDE.glob("*.h"))]
+    for path in [recipe, *_sources(), *headers]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     for file in (mlx.library, Path(compiler).resolve()):
         info = file.stat()
