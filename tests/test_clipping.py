@@ -47,7 +47,15 @@ def test_the_norm_of_a_large_tree_takes_few_launches():
     optimizer = optimizers.AdamW(1e-3, max_norm=1.0)
     optimizer.apply_gradients(gradients, tree(0, shapes=shapes))
     assert gradient_norm.SQUARES.statistics["launches"] - before == 6
-    assert optimizer.statistics["launches"] == 19
+    assert optimizer.statistics["launches"] == 19 + 3
+
+
+def test_an_optimizer_that_is_not_fused_launches_nothing_for_its_norm():
+    optimizer = optimizers.AdamW(1e-3, max_norm=1.0, fused=False)
+    before = zmlx.metal.statistics()["launches"]
+    mx.eval(optimizer.apply_gradients(tree(1), tree(0)))
+    assert zmlx.metal.statistics()["launches"] == before
+    assert optimizer.statistics == {"fused": 0, "plain": 7, "launches": 0}
 
 
 @pytest.mark.parametrize("count", [1, 14, 28, 29, 30, 57, 59, 88, 140])

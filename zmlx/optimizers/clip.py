@@ -9,6 +9,7 @@ them, 14 per launch where the results take their memory, else up to 28. An optim
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -51,15 +52,17 @@ def global_norm(gradients: Any) -> mx.array:
     Returns:
         A 0-d float32 array. The order of the sum is fixed: it does not depend on the threads.
     """
-    return mx.sqrt(_squares(_leaves("global_norm", gradients)))
+    return norm_of(_leaves("global_norm", gradients))
 
 
-def _squares(leaves: list[mx.array]) -> mx.array:
-    total = SQUARES([x for x in leaves if x.dtype in FLOATING])
+def norm_of(leaves: Sequence[mx.array], fused: bool = True) -> mx.array:
+    """√Σ g² over all arrays; by MLX alone where it is not to be fused."""
+    dtypes = FLOATING if fused else ()
+    total = SQUARES([x for x in leaves if x.dtype in dtypes])
     for x in leaves:
-        if x.dtype not in FLOATING:
+        if x.dtype not in dtypes:
             total = total + mx.square(mx.abs(x).astype(mx.float32)).sum()
-    return total
+    return mx.sqrt(total)
 
 
 def clip_factor(norm: mx.array, max_norm: float) -> mx.array:
@@ -90,7 +93,7 @@ def clip_by_global_norm(gradients: Any, max_norm: float) -> tuple[Any, mx.array]
     """
     limit = check_max_norm("clip_by_global_norm", max_norm)
     leaves = _leaves("clip_by_global_norm", gradients)
-    norm = mx.sqrt(_squares(leaves))
+    norm = norm_of(leaves)
     factor = clip_factor(norm, limit)
     fused = launch.settings().target != "reference"
     some = [i for i, x in enumerate(leaves) if fused and x.dtype in FLOATING]

@@ -20,8 +20,9 @@ from ..arguments import (
     check_number,
     dtype_name,
 )
+from ..kernels.gradient_norm import SQUARES
 from ..packed import PackedKernel
-from .clip import check_max_norm, clip_factor, clipped, global_norm
+from .clip import check_max_norm, clip_factor, clipped, norm_of
 
 Mask = Callable[[str, mx.array], bool]
 #: The scalars of a kernel after the clip: arrays, then what has one value for all steps unless it
@@ -117,7 +118,8 @@ class Fused(Optimizer):
         self.max_norm = None if max_norm is None else check_max_norm(name, max_norm)
         for scheduled in self._schedulers:
             self.state[scheduled] = self._scheduled(scheduled, self.state[scheduled])
-        #: Parameters updated by kernels and by MLX, and launches, counted when a step is built.
+        #: Parameters updated by kernels and by MLX, and launches, those of the norm too, counted
+        #: when a step is built.
         self.statistics = {"fused": 0, "plain": 0, "launches": 0}
 
     # ---- what an optimizer says of itself
@@ -158,9 +160,7 @@ class Fused(Optimizer):
         numbers |= {name: scheduler(self.step) for name, scheduler in self._schedulers.items()}
         self.state.update({name: self._scheduled(name, x) for name, x in numbers.items()})
         self.state["step"] = self.step + 1
-        clip = None
-        if self.max_norm is not None:
-            clip = clip_factor(global_norm(gradients), self.max_norm)
+        clip = self._clip([leaf.gradient for leaf in leaves])
         done: list[mx.array | None] = [None] * len(leaves)
         takes_kernel = self._takes_kernel()
         groups: dict[bool, list[int]] = {}
@@ -201,6 +201,17 @@ class Fused(Optimizer):
         arrays = (leaf.gradient, leaf.parameter, *(leaf.state[name] for name in self._moments))
         dtypes = {x.dtype for x in arrays}
         return dtypes <= set(FLOATING) and (self.moment_dtype is not None or len(dtypes) == 1)
+
+    def _clip(self, gradients: Sequence[mx.array]) -> mx.array | None:
+        """What the gradients are multiplied by. With `fused=None` the norm takes its kernel on a
+        GPU too: it has nothing to do in place."""
+        if self.max_norm is None:
+            return None
+        before = SQUARES.statistics["launches"]
+        fused = self.fused is not False and launch.settings().target != "reference"
+        norm = norm_of(gradients, fused)
+        self.statistics["launches"] += SQUARES.statistics["launches"] - before
+        return clip_factor(norm, self.max_norm)
 
     def _decays(self, leaf: Leaf) -> bool:
         mask = self.weight_decay_mask

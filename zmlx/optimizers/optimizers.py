@@ -34,8 +34,8 @@ _OPTIONS = """
 @MASK@
         max_norm: bound of the joint norm of the gradients, which are scaled inside the step. An
             optimizer in a `MultiOptimizer` sees its own parameters only.
-        fused: None takes kernels on the CPU and MLX's step on a GPU, where kernels do not work in
-            place; True takes kernels everywhere, False nowhere.
+        fused: None takes kernels on the CPU; on a GPU, where they do not work in place, MLX's step
+            and the kernel of the norm. True takes kernels everywhere, False nowhere.
 
     The state tree is MLX's, so that checkpoints of either go with the other. `statistics` says how
     many parameters took the kernel; see `zmlx.optimizers.fused.Fused` for which do. Learning rate,
