@@ -248,6 +248,12 @@ def test_no_steps_is_an_error():
     assert "[demo] '--steps' must be at least 1 but got 0." in done.stderr
 
 
+def test_the_number_of_steps_is_said_once():
+    done = command("-m", "zmlx", "demo", "--quick", "--steps", "200")
+    assert done.returncode == 2
+    assert "--steps: not allowed with argument --quick" in done.stderr
+
+
 def test_the_example_learns(tmp_path):
     text = tmp_path / "text"
     text.write_text("the same words again and again, " * 100)

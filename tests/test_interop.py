@@ -458,7 +458,10 @@ def test_run_without_the_file_says_so(tmp_path):
     assert "no file is called" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["nothing_here", "nothing_here.inside", "json.nothing", ".json"])
+@pytest.mark.parametrize(
+    "name",
+    ["nothing_here", "nothing_here.inside", "json.nothing", ".json", "mlx.core.fast"],
+)
 def test_run_without_the_module_says_so(name):
     done = run("-m", name)
     assert done.returncode == 2

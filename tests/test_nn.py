@@ -17,6 +17,7 @@ from mlx_lm.models.cache import KVCache
 import zmlx
 import zmlx.nn as nn
 from zmlx import choice, launch
+from zmlx.__main__ import main
 from zmlx.choice import Measurement, decide
 
 #: mlx.nn's layers that zmlx has, with arguments of the constructor.
@@ -513,6 +514,14 @@ def test_tune_measures_what_layers_choose():
     )
     assert wrong.returncode == 2
     assert "[tune] 'OP' must be one of" in wrong.stderr
+
+
+def test_tune_measures_nothing_where_no_table_is_kept(monkeypatch, capsys):
+    monkeypatch.setenv("ZMLX_CACHE", "0")
+    assert main(["tune", "relu"]) == 2
+    output, error = capsys.readouterr()
+    assert output == ""
+    assert "[tune] the table must be kept for other processes but the cache is not" in error
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,7 @@ BASELINE_STEPS = 7
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     length = parser.add_mutually_exclusive_group()
-    length.add_argument(
-        "--steps", type=int, default=STEPS, help=f"optimizer steps (default {STEPS})"
-    )
+    length.add_argument("--steps", type=int, help=f"optimizer steps (default {STEPS})")
     length.add_argument(
         "--quick", action="store_true", help=f"{QUICK_STEPS} steps, about 20 seconds"
     )
@@ -39,7 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
     from zmlx.demo.rows import RowFailedError, rows_here, run_row
     from zmlx.demo.train import CACHE_LIMIT, Settings
 
-    steps = QUICK_STEPS if arguments.quick else arguments.steps
+    steps = arguments.steps
+    if steps is None:
+        steps = QUICK_STEPS if arguments.quick else STEPS
     if steps < 1:
         print(f"[demo] '--steps' must be at least 1 but got {steps}.", file=sys.stderr)
         return 2

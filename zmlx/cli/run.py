@@ -46,6 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _is_module(name: str) -> bool:
     """Whether there is such a module. What its packages raise goes on to the caller."""
     for parent in itertools.accumulate(name.split("."), "{}.{}".format):
+        loaded = sys.modules.get(parent)
+        if loaded is not None and getattr(loaded, "__spec__", None) is None:
+            return False  # one that another module has made
         try:
             if not parent or importlib.util.find_spec(parent) is None:
                 return False

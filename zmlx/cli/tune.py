@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measures, writes the table and returns the exit status."""
-    from zmlx import choice, launch
+    from zmlx import cache, choice, launch
     from zmlx.choice import MODES
     from zmlx.cli import runs_here
     from zmlx.nn.functional import IMPLEMENTATIONS
@@ -49,6 +49,14 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return 2
     if not runs_here("tune"):
+        return 2
+    if not arguments.dry_run and not cache.is_kept("tune"):  # before minutes of measuring
+        print(
+            "[tune] the table must be kept for other processes but the cache is not: leave out "
+            "ZMLX_CACHE=0, or set ZMLX_CACHE_DIR to a directory of your own; --dry-run only prints "
+            "the measurements.",
+            file=sys.stderr,
+        )
         return 2
     target = launch.settings().target or "cpu"
     measurements = []
