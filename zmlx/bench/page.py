@@ -13,6 +13,7 @@ from .text import (
     milliseconds,
     model_cells,
     model_title,
+    number,
     outcome,
     over,
     peak,
@@ -100,7 +101,7 @@ def _machine(result: Result) -> list[str]:
     about = result.environment
     versions = ", ".join(f"{name} {v}" for name, v in about["versions"].items())
     anchors = [
-        f"{name} {s.median / 1e9:.3g} {'GFLOP/s' if name in FLOPS else 'GB/s'}"
+        f"{name} {number(s.median / 1e9)} {'GFLOP/s' if name in FLOPS else 'GB/s'}"
         for name, s in result.anchors.items()
     ]
     return [
@@ -246,7 +247,7 @@ def _overheads(result: Result) -> Iterator[str]:
         [
             (
                 o.name,
-                f"{o.value:.3g} {o.unit}".strip(),
+                f"{number(o.value)} {o.unit}".strip(),
                 "" if o.bar is None else f"≤ {o.bar:g}, {'held' if o.passed else '**missed**'}",
                 o.note,
             )

@@ -14,6 +14,7 @@ from .text import (
     milliseconds,
     model_cells,
     model_title,
+    number,
     outcome,
     over,
     overhead,
@@ -112,8 +113,8 @@ def head_lines(result: Result) -> list[str]:
     for anchor, found in result.anchors.items():
         unit = "GFLOP/s" if anchor in FLOPS else "GB/s"
         lines.append(
-            f"{anchor}: {found.median / 1e9:.3g} {unit} "
-            f"[{found.low / 1e9:.3g}, {found.high / 1e9:.3g}]"
+            f"{anchor}: {number(found.median / 1e9)} {unit} "
+            f"[{number(found.low / 1e9)}, {number(found.high / 1e9)}]"
         )
     return lines
 

@@ -8,16 +8,21 @@ from .summary import Summary
 from .variants import TORCH, ZMLX
 
 
+def number(value: float) -> str:
+    """Three digits of a number, or all that are before its point."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
+
+
 def milliseconds(seconds: float) -> str:
-    """Three digits of a time."""
-    return f"{seconds * 1e3:.3g} ms"
+    """A time."""
+    return f"{number(seconds * 1e3)} ms"
 
 
 def rate(row: Row, timing: Timing) -> str:
     """GFLOP/s of a row that counts operations, GB/s of the others."""
     if row.flops:
         return f"{row.flops / timing.seconds.median / 1e9:,.0f} GFLOP/s"
-    return f"{row.bytes / timing.seconds.median / 1e9:.3g} GB/s"
+    return f"{number(row.bytes / timing.seconds.median / 1e9)} GB/s"
 
 
 def percent(share: Summary, bar: float = 0.0) -> str:
@@ -43,9 +48,7 @@ def over(row: Row, variant: str) -> str:
 
 def mebibytes(count: int | None) -> str:
     """Bytes as MiB, "?" where nobody counted."""
-    if count is None:
-        return "?"
-    return f"{count / 2**20:.0f}" if count >= 1000 << 20 else f"{count / 2**20:.3g}"
+    return "?" if count is None else number(count / 2**20)
 
 
 def peak(name: str, timing: Timing) -> str:
@@ -85,7 +88,7 @@ def got(v: Verdict) -> str:
         return "–"
     if v.bar.memory:
         low, high = 1 / v.measured.high, 1 / v.measured.low
-        return f"{low:.3g} to {high:.3g} by the two counters"
+        return f"{number(low)} to {number(high)} by the two counters"
     if v.bar.than:
         return f"{times(v.measured, v.bar.least)} to {v.than}"
     return percent(v.measured, v.bar.least)
@@ -126,7 +129,7 @@ def model_cells(row: ModelRow) -> list[tuple[str, ...]]:
         cells.append(
             (
                 name,
-                f"{s.median:.3g} s [{s.low:.3g}, {s.high:.3g}]{once}",
+                f"{number(s.median)} s [{number(s.low)}, {number(s.high)}]{once}",
                 f"{row.tokens / s.median:,.0f}",
                 times(row.ratios[name]) if name in row.ratios else "",
                 f"{mebibytes(timing.mlx_peak)}/{mebibytes(timing.process_peak)}",
@@ -139,4 +142,4 @@ def overhead(o: Overhead) -> str:
     """An overhead in a line."""
     bar = "" if o.bar is None else f", at most {o.bar:g}"
     note = f" ({o.note})" if o.note else ""
-    return f"{o.name}: {o.value:.3g} {o.unit}{bar}{note}"
+    return f"{o.name}: {number(o.value)} {o.unit}{bar}{note}"
