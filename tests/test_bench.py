@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from bench_results import made
 
-from zmlx import metal, registry
+from zmlx import metal, registry, testing
 from zmlx.arguments import Argument
 from zmlx.bench import anchors as anchors_of
 from zmlx.bench import (
@@ -243,6 +243,14 @@ def test_bytes_of_rms_norm(mode):
     assert work(op, case, problem.values, outputs, mode).bytes == RMS_BYTES[mode]
 
 
+def test_the_paged_benchmark_reads_all_that_it_counts():
+    op = registry.get("paged_attention")
+    case = rows.at_rows(op.benchmarks[0], 1)
+    _, _, _, table, lengths, _ = testing.draw(op, case, mx.float32)
+    assert sorted(table.flatten().tolist()) == list(range(case.sizes["P"]))
+    assert lengths.tolist() == [case.sizes["N"] * case.sizes["Z"]]
+
+
 def test_a_backward_that_reads_the_output_counts_it():
     op = replace(registry.get("softmax"), reads_backward=("output",))
     case = Case((4,), {"D": 32})
@@ -347,6 +355,14 @@ def test_a_way_that_fails_is_told_and_the_others_are_measured(anchors):
     assert "must be better" in row.notes[ZMLX]
     assert row.error
     assert set(row.timings) == {EAGER}
+
+
+def test_a_row_without_a_timing_is_an_error(anchors):
+    plan = rows.Plan((BUILT_IN,), rounds=3, extras=False)
+    op = replace(entry(lambda x: x + 1), baseline=failing)
+    row = rows.run_row(op, Case((4,), {"D": 8}), mx.float32, "forward", plan, anchors)
+    assert not row.timings
+    assert "mlx built-in did not run: RuntimeError: [op] 'x' must be better" in row.error
 
 
 @pytest.mark.parametrize(

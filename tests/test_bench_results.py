@@ -12,7 +12,7 @@ import mlx.core as mx
 import pytest
 from bench_results import ENVIRONMENT, firm, made, model_row, outcome
 
-from zmlx import registry
+from zmlx import registry, testing
 from zmlx.bench import (
     bars,
     compare,
@@ -29,8 +29,11 @@ from zmlx.bench.result import Overhead, Result, Timing
 from zmlx.bench.variants import (
     COMPILED,
     EAGER,
+    GPU_GEOMETRY,
+    NAMES,
     TORCH,
     TORCH_COMPILED,
+    UNFUSED,
     ZMLX,
 )
 from zmlx.cli import bench as command
@@ -203,6 +206,19 @@ def test_bars_are_not_judged_on_errors_and_missing_variants():
     assert "no g++" in absent.unjudged
 
 
+@pytest.mark.parametrize("bar", [BAR, RATIO, replace(RATIO, memory=True)])
+def test_a_bar_on_a_row_without_zmlx_says_so(bar):
+    row = made()
+    others = {name: timing for name, timing in row.timings.items() if name != ZMLX}
+    verdict = judge(bar, replace(row, timings=others, ratios={}, share=None))
+    assert texts.outcome(verdict) == "not judged: zmlx was not measured"
+
+
+def test_numbers_are_written_out():
+    assert [texts.mebibytes(n) for n in (None, 12_939_428, 1048261427)] == ["?", "12.3", "1000"]
+    assert [texts.milliseconds(s) for s in (0.0123456, 2.6139)] == ["12.3 ms", "2614 ms"]
+
+
 def test_a_bar_on_memory_counts_what_is_left_after_the_results():
     """By the worse of the two counters, and not judged where memory was not measured."""
     bar = replace(BAR, least=8.0, than=(COMPILED,), memory=True)
@@ -302,6 +318,15 @@ def test_plot_is_an_svg_per_op_with_the_roofline(tmp_path):
         assert COMPILED in path.read_text()
 
 
+def test_a_plot_leaves_out_what_is_no_measurement(tmp_path):
+    broken = [replace(row, error="did not run") for row in sweep_of("rms_norm")]
+    half = [*sweep_of("softmax"), made("softmax", mode="both", error="did not run")]
+    (written,) = plot.write(outcome(sweep=(*broken, *half)), tmp_path / "sizes.svg")
+    assert written.name == "sizes-softmax.svg"
+    assert "elements, forward" in written.read_text()
+    assert "elements, both" not in written.read_text()
+
+
 def test_a_shape_names_one_size():
     op = registry.get("cross_entropy")
     assert run.at_shape(op, (3, 5, 7)) == replace(op.benchmarks[0], lead=(3, 5), sizes={"V": 7})
@@ -316,10 +341,41 @@ def test_sweep_grows_to_the_benchmark_shape():
     assert (leads[0], leads[-1]) == (1, op.benchmarks[0].lead[0])
 
 
-def call(*arguments):
+@pytest.mark.parametrize(
+    "op", [pytest.param(op, id=op.name) for op in registry.ops() if op.benchmarks[0].follows]
+)
+def test_sizes_that_follow_the_rows_do_so_in_a_sweep(op):
+    op.function(*testing.draw(op, next(run.sweep(op)), mx.float32))
+
+
+def parsed(*arguments):
     parser = argparse.ArgumentParser()
     command.configure(parser)
-    return command.run(parser.parse_args(arguments))
+    return parser.parse_args(arguments)
+
+
+def call(*arguments):
+    return command.run(parsed(*arguments))
+
+
+@pytest.mark.parametrize(
+    "arguments, measured",
+    [
+        ((), set(NAMES) - {GPU_GEOMETRY}),
+        (("--geometry", "gpu"), set(NAMES)),
+        (("--variant", GPU_GEOMETRY), {GPU_GEOMETRY}),
+        (("--variant", ZMLX, "--geometry", "gpu"), {ZMLX, GPU_GEOMETRY}),
+    ],
+)
+def test_the_variants_that_are_asked_for_are_measured(arguments, measured):
+    assert set(command._plan(parsed(*arguments)).variants) == measured
+
+
+def test_a_variant_that_there_is_not_is_refused_with_those_that_there_are(capsys):
+    assert call("rms_norm", "--variant", ZMLX, "--variant", UNFUSED) == 2
+    error = capsys.readouterr().err
+    assert error.endswith("for these ops here but got 'zmlx unfused'.\n")
+    assert "'mlx built-in'" in error
 
 
 def test_unknown_op_is_refused_with_the_names(capsys):

@@ -25,11 +25,15 @@ class Option:
     passed: str = "input"
 
 
+#: Draws an argument: of a NumPy generator, a shape and the sizes of the symbols.
+Sample = Callable[[np.random.Generator, tuple[int, ...], Mapping[str, int]], Any]
+
+
 @dataclass(frozen=True)
 class Case:
     """Shapes and options of one test or benchmark call: leading axes, sizes of the symbols,
-    whether the optional arguments are given, dtypes of arguments that are not the call's, and
-    symbols that are multiples of the leading axes."""
+    whether the optional arguments are given, dtypes of arguments that are not the call's, symbols
+    that are multiples of the first leading axis, and samples in place of the op's."""
 
     lead: tuple[int, ...]
     sizes: Mapping[str, int]
@@ -38,6 +42,7 @@ class Case:
     optional: bool = True
     dtypes: Mapping[str, mx.Dtype] = field(default_factory=dict)
     follows: tuple[str, ...] = ()
+    samples: Mapping[str, Sample] = field(default_factory=dict)
 
 
 #: Shapes for ops on (*, D) arrays.
@@ -86,8 +91,7 @@ class Op:
             symbols, the options and `rows`, the leading axes; then its rate is measured in these.
         torch: the same op as an expression of torch, of the argument names and `F`.
         cases, long_cases, benchmarks: shapes; see `ROWS`.
-        samples: how to draw an argument that is not normally distributed, by name; called with a
-            NumPy generator, a shape and the sizes of the symbols.
+        samples: how to draw an argument that is not normally distributed, by name.
         rounding: multiples of eps(dtype)·max|result| allowed over the float64 reference; more than
             4 only with a reason in the entry.
         refuses: transforms that the op cannot take ("shapeless compile", "vmap", "jvp"), with the
@@ -115,9 +119,7 @@ class Op:
     cases: tuple[Case, ...] = ROWS
     long_cases: tuple[Case, ...] = LONG_ROWS
     benchmarks: tuple[Case, ...] = BENCHMARK_ROWS
-    samples: Mapping[
-        str, Callable[[np.random.Generator, tuple[int, ...], Mapping[str, int]], Any]
-    ] = field(default_factory=dict)
+    samples: Mapping[str, Sample] = field(default_factory=dict)
     rounding: float = 4.0
     refuses: Mapping[str, str] = field(default_factory=dict)
     needs: Mapping[str, str] = field(default_factory=dict)

@@ -147,7 +147,7 @@ def draw(
             values.append(None)
             continue
         shape = resolve(argument.shape, case)
-        sample = op.samples.get(argument.name)
+        sample = case.samples.get(argument.name) or op.samples.get(argument.name)
         value = sample(rng, shape, case.sizes) if sample else rng.standard_normal(shape)
         wanted = case.dtypes.get(argument.name, dtype_of(argument, dtype))
         if wanted == mx.bool_:

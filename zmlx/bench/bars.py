@@ -138,6 +138,8 @@ def verdicts(rows: Sequence[Row], bars: Sequence[Bar] = BARS) -> Iterator[Verdic
 def _verdict(bar: Bar, row: Row) -> Verdict:
     if row.error:
         return Verdict(bar, row, None, "", row.error)
+    if ZMLX not in row.timings:
+        return Verdict(bar, row, None, "", f"{ZMLX} was not measured")
     than, measured = "copy", row.share
     ratios = _memory_ratios(row) if bar.memory else row.ratios
     if bar.than:

@@ -15,23 +15,25 @@ _COLORS = dict(zip(NAMES, ("#d55e00", *(c for c in PALETTE if c != "#d55e00")), 
 
 
 def write(result: Result, path: Path) -> list[Path]:
-    """Writes a picture per op of the sweep: `path` itself for one op, else the op's name goes
-    before the suffix."""
+    """Writes a picture per op of the sweep, unless all of its rows are errors: `path` itself for
+    one op, else the op's name goes before the suffix."""
     if path.suffix != ".svg":
         raise ValueError(f"[bench] '--plot' must name an .svg file but got '{path}'.")
     ops = list(dict.fromkeys(row.op for row in result.sweep))
     written = []
     for op in ops:
-        target = path if len(ops) == 1 else path.with_name(f"{path.stem}-{op}.svg")
-        target.write_text(picture([r for r in result.sweep if r.op == op], result))
-        written.append(target)
+        rows = [r for r in result.sweep if r.op == op and not r.error]
+        if rows:
+            target = path if len(ops) == 1 else path.with_name(f"{path.stem}-{op}.svg")
+            target.write_text(picture(rows, result))
+            written.append(target)
     return written
 
 
 def picture(rows: Sequence[Row], result: Result) -> str:
-    """One op: a panel per mode."""
+    """One op: a panel per mode of its rows, which are no errors."""
     modes = list(dict.fromkeys(row.mode for row in rows))
-    panels = [_panel([r for r in rows if r.mode == mode and not r.error]) for mode in modes]
+    panels = [_panel([r for r in rows if r.mode == mode]) for mode in modes]
     about = result.environment
     return figure(
         f"{rows[0].op}, {rows[0].dtype}, {about['threads']} threads, {about['cpu']}", panels

@@ -73,6 +73,13 @@ def _outputs(op: Op, values: Sequence[mx.array | None], options: Mapping[str, An
         return op.reference(*values, **options)
 
 
+def at_rows(case: Case, rows: int) -> Case:
+    """The case with another first leading axis, and with the sizes that follow it."""
+    first, *others = case.lead
+    sizes = {k: n // first * rows if k in case.follows else n for k, n in case.sizes.items()}
+    return replace(case, lead=(rows, *others), sizes=sizes)
+
+
 def detail(op: Op, case: Case) -> str:
     """What sets a case apart from others of its shape: options, and optional arguments that the
     entry benchmarks with and without."""
@@ -120,6 +127,8 @@ def run_row(op: Op, case: Case, dtype: mx.Dtype, mode: str, plan: Plan, anchors:
     error = too_fast.pop(ZMLX, "") or notes.get(ZMLX, "")
     notes |= too_fast
     timings = {name: timing for name, timing in timings.items() if name not in too_fast}
+    if not timings:  # then what is said of the ways is the error
+        error = error or "; ".join(f"{name} {note}" for name, note in notes.items())
     row = Row(
         op=op.name,
         family=op.family,
@@ -277,9 +286,7 @@ def _from_cache(
     that take more than `budget` seconds together are fewer."""
     if not case.lead or size == 0:
         return None
-    rows = max(1, case.lead[0] * (cache // 4) // size)
-    sizes = {k: n // case.lead[0] * rows if k in case.follows else n for k, n in case.sizes.items()}
-    small = replace(case, lead=(rows, *case.lead[1:]), sizes=sizes)
+    small = at_rows(case, max(1, case.lead[0] * (cache // 4) // size))
     problem, outputs = pose(op, small, dtype)
     moved = work(op, small, problem.values, outputs, mode).bytes
     if moved > cache:  # one row is too much

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 import mlx.core as mx
@@ -17,7 +16,7 @@ from .bars import BARS
 from .environment import environment
 from .measure import Variant, measure
 from .result import Result, Row
-from .rows import Plan, run_row
+from .rows import Plan, at_rows, run_row
 from .summary import Summary, summary
 
 #: Rounds of a point of the sweep: it is for the eye, no bar rests on it.
@@ -64,11 +63,11 @@ def sweep(op: Op) -> Iterator[Case]:
     if len(case.lead) != 1:
         yield case
         return
-    last, rows = prod(case.lead), 1
-    while rows < last:
-        yield replace(case, lead=(rows,))
+    rows = 1
+    while rows < case.lead[0]:
+        yield at_rows(case, rows)
         rows *= 4
-    yield replace(case, lead=(last,))
+    yield case
 
 
 def use_openblas() -> str:

@@ -14,6 +14,7 @@ import numpy as np
 
 from .. import launch
 from ..arguments import dtype_name
+from ..registry import Op
 from .measure import Variant
 from .variants import TORCH, TORCH_COMPILED, Problem, Way
 
@@ -23,15 +24,18 @@ def is_available() -> bool:
     return find_spec("torch") is not None and launch.settings().target == "cpu"
 
 
+def torch_names(op: Op) -> tuple[str, ...]:
+    """The variants of torch that there are of an op here."""
+    return (TORCH, TORCH_COMPILED) if op.torch and is_available() else ()
+
+
 def torch_ways(
     problem: Problem, mode: str, names: Sequence[str], threads: int
 ) -> dict[str, Callable[[], Way]]:
     """Both ways, each made when called."""
-    if not is_available() or not problem.op.torch:
-        return {}
     return {
         name: lambda name=name: _way(name, problem, mode, threads)  # type: ignore[misc]
-        for name in (TORCH, TORCH_COMPILED)
+        for name in torch_names(problem.op)
         if name in names
     }
 

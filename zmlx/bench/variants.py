@@ -60,6 +60,16 @@ class Way:
     results: Callable[[], list[np.ndarray[Any, Any]]]
 
 
+def mlx_names(op: Op) -> tuple[str, ...]:
+    """The variants of zmlx and MLX that there are of an op."""
+    absent = {TORCH, TORCH_COMPILED}
+    if op.baseline is None:
+        absent.add(BUILT_IN)
+    if op.unfused is None:
+        absent.add(UNFUSED)
+    return tuple(name for name in NAMES if name not in absent)
+
+
 def mlx_ways(problem: Problem, mode: str, names: Sequence[str]) -> dict[str, Callable[[], Way]]:
     """zmlx and MLX's ways, each made when called, since making one may compile."""
     op, options = problem.op, problem.options
@@ -85,12 +95,11 @@ def mlx_ways(problem: Problem, mode: str, names: Sequence[str]) -> dict[str, Cal
         ),
         EAGER: lambda: _way(EAGER, problem, reference, mode),
         COMPILED: lambda: _way(COMPILED, problem, reference, mode, compiled=True),
+        BUILT_IN: lambda: _way(BUILT_IN, problem, built_in, mode),
+        UNFUSED: lambda: _way(UNFUSED, problem, unfused, mode),
     }
-    if op.baseline is not None:
-        ways[BUILT_IN] = lambda: _way(BUILT_IN, problem, built_in, mode)
-    if op.unfused is not None:
-        ways[UNFUSED] = lambda: _way(UNFUSED, problem, unfused, mode)
-    return {name: way for name, way in ways.items() if name in names}
+    offered = mlx_names(op)
+    return {name: way for name, way in ways.items() if name in names and name in offered}
 
 
 def as_tuple(result: Any) -> tuple[mx.array, ...]:

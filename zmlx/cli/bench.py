@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +156,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         _check_no_options_of_ops(arguments)
     tasks, sweep = _tasks(arguments, names) if wants_rows else ([], [])
     plan = _plan(arguments)
+    _check_variants(arguments.variant or (), tasks)
     if not runs_here("bench"):
         return 2
     store = _store(arguments)
@@ -229,13 +230,13 @@ def _plan(arguments: argparse.Namespace) -> Any:
     from zmlx.bench.rows import Plan
     from zmlx.bench.variants import GPU_GEOMETRY, NAMES
 
-    names = tuple(arguments.variant or NAMES)
+    names = tuple(arguments.variant or (n for n in NAMES if n != GPU_GEOMETRY))
     for name in names:
         if name not in NAMES:
             known = ", ".join(map(repr, NAMES))
             raise ValueError(f"[bench] '--variant' must be one of {known} but got {name!r}.")
-    if arguments.geometry == "cpu":
-        names = tuple(n for n in names if n != GPU_GEOMETRY)
+    if arguments.geometry == "gpu":
+        names = (*names, GPU_GEOMETRY)
     rounds = arguments.rounds
     if rounds is None:
         rounds = QUICK_ROUNDS if arguments.quick else ROUNDS
@@ -244,6 +245,20 @@ def _plan(arguments: argparse.Namespace) -> Any:
     if arguments.quick:
         return Plan(names, rounds, budget=1.0, extras=False)
     return Plan(names, rounds)
+
+
+def _check_variants(names: Sequence[str], tasks: Sequence[Any]) -> None:
+    """That there is each of the variants of some op, so that none is missed in silence."""
+    from zmlx.bench.torch_variants import torch_names
+    from zmlx.bench.variants import NAMES, mlx_names
+
+    there = {name for task in tasks for name in (*mlx_names(task.op), *torch_names(task.op))}
+    for name in names:
+        if name not in there:
+            known = ", ".join(repr(n) for n in NAMES if n in there)
+            raise ValueError(
+                f"[bench] '--variant' must be one of {known} for these ops here but got {name!r}."
+            )
 
 
 def _model_plan(arguments: argparse.Namespace) -> tuple[int, Any]:

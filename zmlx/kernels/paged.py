@@ -106,6 +106,19 @@ def _paged_case(b: int, h: int, k: int, queries: int, blocks: int, size: int, d:
     return Case((b,), sizes, why, options, optional)
 
 
+#: The table names every block of the pool once and the contexts fill it, so that all bytes of the
+#: arrays, which the benchmark counts, are read.
+_WHOLE_POOL = Case(
+    (4,),
+    {"H": 32, "K": 8, "L": 1, "N": 256, "P": 4 * 256, "Z": 16, "D": 128},
+    optional=False,
+    follows=("P",),
+    samples={
+        "block_table": lambda rng, shape, sizes: rng.permutation(sizes["P"]).reshape(shape),
+        "context_lens": lambda rng, shape, sizes: [sizes["N"] * sizes["Z"]] * shape[0],
+    },
+)
+
 register(
     Op(
         name="paged_attention",
@@ -141,7 +154,7 @@ register(
             _paged_case(0, 2, 1, 1, 2, 4, 8, "no rows"),
         ),
         long_cases=(_paged_case(1, 2, 1, 1, 66, 32, 64, "several spans"),),
-        benchmarks=(_paged_case(4, 32, 8, 1, 256, 16, 128, "", False),),
+        benchmarks=(_WHOLE_POOL,),
         refuses=SHAPELESS,
     )
 )
