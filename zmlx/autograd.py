@@ -69,8 +69,9 @@ class ExpressionFunction(BroadcastFunction):
         self._cotangents: dict[str, str] = {}
         for y, e in outputs.items():
             if not e.is_condition:
-                taken = METAL_WORDS.union(written, written.values(), self._cotangents.values())
-                self._cotangents[y] = name_beside(f"d{y}", taken)
+                # Not `del`, a word of Python, which no expression may have as a name.
+                taken = METAL_WORDS.union(["del"], written, written.values())
+                self._cotangents[y] = name_beside(f"d{y}", taken.union(self._cotangents.values()))
         own = {f"d{y}": c for y, c in self._cotangents.items()} | written
         renamed = {n: w for n, w in own.items() if n != w}
 
