@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -65,6 +67,79 @@ def test_minus_one_divides_the_smallest_int():
 
     check(f, [7, -7, 7, -7], [-1, -1, 2, -2])
     f(mx.array([-(2**31)]), mx.array([-1]))  # overflows, as `-n` does, and no more
+
+
+def test_an_int_may_be_divided_by_0_in_the_arm_that_is_not_taken():
+    @jit
+    def f(n: int, d: int):
+        if d:
+            return n // d, n % d
+        return n, 0
+
+    check(f, [7, -7, 7, -7, 6, 5, -(2**31)], [2, 2, -2, -2, -2, 0, 3])
+
+
+def test_the_fabs_of_an_int_is_a_float():
+    @jit
+    def f(n: int):
+        return math.fabs(n) * 100000, math.fabs(n) ** 3
+
+    check(f, INTS)
+
+
+def test_what_is_cut_to_an_int_has_no_slope():
+    @jit
+    def f(x):
+        n = int(x)
+        return x * (n // 2) + n % 3 - round(x) * bool(x)
+
+    def gradient(x):
+        return mx.grad(lambda x: f(x).sum())(x)
+
+    def squared(x):
+        return mx.grad(lambda x: (f(x) * f(x)).sum())(x).sum()
+
+    x, want = mx.array([1.25, 2.5, -3.75]), [0, 1, -2]
+    assert gradient(x).tolist() == want
+    assert mx.compile(gradient, shapeless=True)(x).tolist() == want
+    assert mx.vmap(mx.grad(f))(x).tolist() == want
+    assert mx.jvp(f, [x], [mx.ones_like(x)])[1][0].tolist() == want
+    assert mx.grad(squared)(x).tolist() == [2 * w * w for w in want]
+
+
+@jit
+def leaky(x, slope):
+    if x > 0:
+        return x
+    return x * slope
+
+
+def test_a_call_in_a_branch_may_take_less_than_every_element():
+    @jit
+    def f(x, s):
+        y = x
+        if x > 1:
+            y = x * leaky(s, 0.1)
+        return y
+
+    x, s, want = mx.array([0.5, 2.0, -3.0]), mx.array(-0.5), [1, -0.05, 1]
+    np.testing.assert_allclose(f(x, s), x * mx.array(want))
+    np.testing.assert_allclose(mx.compile(lambda x: f(x, s), shapeless=True)(x), x * mx.array(want))
+    np.testing.assert_allclose(mx.jvp(lambda x: f(x, s), [x], [mx.ones_like(x)])[1][0], want)
+    assert mx.grad(lambda s: f(x, s).sum())(s).item() == pytest.approx(0.2)
+
+
+def test_an_output_of_less_than_every_element_follows_the_shape():
+    @jit
+    def f(x, s):
+        return x * s, 2.0 * s
+
+    of_shapeless = mx.compile(lambda x, s: f(x, s), shapeless=True)
+    for n in (4, 7):
+        assert [y.shape for y in of_shapeless(mx.ones((n,)), mx.array(0.5))] == [(n,)] * 2
+    for n in (4, 7):
+        rows = mx.ones((n, 1))
+        assert [y.shape for y in of_shapeless(mx.ones((n, 8)), rows)] == [(n, 8)] * 2
 
 
 def test_float_floor_division_by_zero_is_mlx_s():

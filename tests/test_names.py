@@ -24,7 +24,7 @@ Y = mx.array(np.random.default_rng(1).uniform(0.2, 0.8, (3, 70)).astype(np.float
 
 
 NAMES = [("size", "row"), ("D", "j"), ("x", "x_in"), ("N", "rows"), ("dy", "y"), ("dout", "out"),
-         ("d_x", "x"), ("result_before", "result"), *((name, "d") for name in ("t", "key", "left",
+         ("d_x", "x"), ("x", "result_in"), *((name, "d") for name in ("t", "key", "left",
          "right", "next", "part", "rest", "sum", "total", "out", "_t"))]  # fmt: skip
 
 

@@ -9,7 +9,9 @@ import zmlx
 from zmlx import launch
 from zmlx.codegen import (
     Columnwise,
+    Elementwise,
     Fold,
+    Let,
     Operand,
     Output,
     Pass,
@@ -47,6 +49,15 @@ def test_a_step_may_use_vectors(dtype):
     assert y.tolist() == list(range(1, 41))
     named = zmlx.expression("half2 * float4", inputs=("half2", "float4"))
     assert named(mx.arange(5).astype(dtype), mx.array(2.0, dtype)).tolist() == [0, 2, 4, 6, 8]
+
+
+def test_a_let_that_is_an_int_has_no_slope():
+    times = Elementwise(
+        (Operand("x", "full"),), (Output("y", "x * k", "full"),), (Let("k", "x", "int"),)
+    )
+    f = PatternKernel("times", times, (mx.float32,))
+    x = mx.array([1.5, -2.75, 0.5])
+    assert mx.grad(lambda x: f(x).sum())(x).tolist() == [1, -2, 0]
 
 
 @pytest.mark.parametrize("kind", ["row", "per_row"])

@@ -45,6 +45,11 @@ def expression_value(text: str, values: dict[str, mx.array]) -> mx.array:
     return _parse(text).evaluate(values)
 
 
+def cast(x: mx.array, dtype: mx.Dtype) -> mx.array:
+    """`x` in a dtype. An int or a bool has no derivative, which MLX would cast as well."""
+    return (x if mx.issubdtype(dtype, mx.floating) else mx.stop_gradient(x)).astype(dtype)
+
+
 def _slice(x: mx.array, part: int, parts: int) -> mx.array:
     width = x.shape[-1] // parts
     return x if parts == 1 else x[..., part * width : (part + 1) * width]
@@ -73,7 +78,7 @@ class _Values(dict[str, mx.array]):
         value = expression_value(let.expr, self)
         if let.rounded:
             value = value.astype(self._dtypes[let.rounded])
-        self[name] = value.astype(_TYPES[let.type])
+        self[name] = cast(value, _TYPES[let.type])
         return self[name]
 
 
@@ -115,7 +120,7 @@ def _reduce(r: Reduce, element: mx.array, values: dict[str, mx.array]) -> None:
             total = _extreme(_REDUCE[r.op], element)
         else:
             total = _REDUCE[r.op](element, axis=-1, keepdims=True)
-        values[r.name] = total.astype(_TYPES[r.type])
+        values[r.name] = cast(total, _TYPES[r.type])
         return
     lowest = mx.array(mx.finfo(mx.float32).min, dtype=mx.float32)
     # What it adds to a gradient is 0 but for rounding, all of it at the largest element.
@@ -137,7 +142,7 @@ def evaluate(
     picks: list[tuple[Operand, mx.array]] = []
     for x in pattern.inputs:
         type_ = "uint64_t" if x.kind == "random" else x.type
-        value = arrays[(x.array or x.name) + "_in"].astype(_TYPES[type_])
+        value = cast(arrays[(x.array or x.name) + "_in"], _TYPES[type_])
         if x.kind in ("row", "column", "at"):
             value = _slice(value, x.part, x.parts)
         if x.kind == "at" or (x.kind == "row" and x.index):
@@ -158,7 +163,7 @@ def evaluate(
         values["D"] = ones.sum(axis=-1, keepdims=True)
         values["j"] = mx.cumsum(ones, axis=-1, inclusive=False)
         for let in pattern.before:
-            values[let.name] = expression_value(let.expr, values).astype(_TYPES[let.type])
+            values[let.name] = cast(expression_value(let.expr, values), _TYPES[let.type])
         for x, row in picks:
             index = mx.stop_gradient(values[x.index])
             if x.kind == "row":
@@ -173,9 +178,9 @@ def evaluate(
                 )
             for r in step.reductions:
                 element = _spread(expression_value(r.expr, values), like)
-                _reduce(r, element.astype(_TYPES[r.type]), values)
+                _reduce(r, cast(element, _TYPES[r.type]), values)
             for let in step.then:
-                values[let.name] = expression_value(let.expr, values).astype(_TYPES[let.type])
+                values[let.name] = cast(expression_value(let.expr, values), _TYPES[let.type])
     slots: dict[str, list[tuple[Output, mx.array]]] = {}
     for y in pattern.outputs:
         value = expression_value(y.expr, values)
@@ -192,7 +197,7 @@ def evaluate(
     for parts, dtype in zip(slots.values(), dtypes, strict=True):
         ordered = [v for _, v in sorted(parts, key=lambda p: p[0].part)]
         value = ordered[0] if len(ordered) == 1 else mx.concatenate(ordered, axis=-1)
-        outputs.append(value.astype(dtype))
+        outputs.append(cast(value, dtype))
     return tuple(outputs)
 
 
@@ -206,8 +211,8 @@ def constants(pattern: Rowwise, inputs: Sequence[mx.array]) -> dict[str, mx.arra
         if x.kind == "row":
             values["D"] = mx.array(array.shape[-1] // x.parts, dtype=mx.uint32)
         elif x.kind in ("per_row", "scalar"):
-            value = array.astype(_TYPES[x.type])
+            value = cast(array, _TYPES[x.type])
             values[x.name] = value if x.kind == "scalar" else mx.expand_dims(value, -1)
     for let in pattern.before:
-        values[let.name] = expression_value(let.expr, values).astype(_TYPES[let.type])
+        values[let.name] = cast(expression_value(let.expr, values), _TYPES[let.type])
     return values

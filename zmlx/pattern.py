@@ -17,7 +17,7 @@ import mlx.core as mx
 from . import checks, launch, metal
 from .arguments import Argument, check, check_array, number_for, python_number
 from .codegen import Columnwise, Elementwise, Fold, Rowwise, Scan
-from .interpret import Pattern, evaluate
+from .interpret import Pattern, cast, evaluate
 from .targets import cpu
 from .transforms import Reference, Rule
 
@@ -383,7 +383,7 @@ class PatternKernel:
         if self.reference is not None:
             dtypes = self.output_dtypes(inputs)
             outputs = self.reference(*inputs)
-            return tuple(y.astype(d) for y, d in zip(outputs, dtypes, strict=True))
+            return tuple(cast(y, d) for y, d in zip(outputs, dtypes, strict=True))
         assert not isinstance(self.pattern, (Fold, Scan)), "which come with a reference"
         chunks = 1
         if not isinstance(self.pattern, Elementwise):

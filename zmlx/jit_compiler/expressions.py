@@ -461,6 +461,8 @@ class Expressions:
                 self.wrong_arity("1 or 2 arguments", node, len(args))
             return call("log", args[0])
         self.arity(1, node, len(args))
+        if name == "fabs":
+            return call("abs", args[0])
         if args[0].type != "float":
             return ir.convert(args[0], "int")
         return ir.convert(call(name, args[0]), "int")

@@ -111,17 +111,16 @@ class Launch(BroadcastFunction):
 
         def reference(*arrays: mx.array) -> tuple[mx.array, ...]:
             primals, cotangents = _broadcasting(arrays[:count], kinds), arrays[count:]
-            shape = cotangents[0].shape
 
             def of(*some: mx.array) -> list[mx.array]:
                 full = list(primals)
                 for i, x in zip(which, some, strict=True):
                     full[i] = x
                 outputs = function.trace_reference(*full)
-                return [mx.broadcast_to(outputs[i], shape) for i in kept]
+                return [outputs[i] for i in kept]
 
             # Broadcast first, so that a gradient is one per element, as the kernel's is.
-            points = [mx.broadcast_to(primals[i], shape) for i in which]
+            points = [mx.broadcast_arrays(primals[i], cotangents[0])[0] for i in which]
             return tuple(mx.vjp(of, points, list(cotangents))[1])
 
         return reference
@@ -137,9 +136,7 @@ def _broadcasting(arrays: Arrays, kinds: Sequence[str]) -> list[mx.array]:
 
 def _result(text: emit.Text, function: JitFunction) -> tuple[Let, dict[str, str]]:
     """The let that calls the function, and the expression of each of its results."""
-    name = "result"
-    while name in function.inputs:
-        name += "_"
+    name = name_beside("result", function.inputs)
     let = Let(name, f"{text.call}({', '.join(function.inputs)})", text.type)
     if len(text.results) == 1:
         return let, {next(iter(text.results)): name}

@@ -12,10 +12,10 @@ from ..expr import ALIASES, FUNCTIONS
 
 #: Functions of `math` under the names that `zmlx.expr` knows; the others have a meaning of theirs.
 _MATH = """
-acos acosh asin asinh atan atan2 atanh cos cosh erf exp exp2 expm1 fabs fmod hypot isfinite isinf
-isnan log10 log1p log2 pow sin sinh sqrt tan tanh
+acos acosh asin asinh atan atan2 atanh cos cosh erf exp exp2 expm1 fmod hypot isfinite isinf isnan
+log10 log1p log2 pow sin sinh sqrt tan tanh
 """
-_MATH_OWN = ("floor", "ceil", "trunc", "log")
+_MATH_OWN = ("floor", "ceil", "trunc", "fabs", "log")
 _PYTHON = ("abs", "bool", "float", "int", "max", "min", "pow", "round")
 _NN = "gelu gelu_approx log_sigmoid mish relu sigmoid silu softplus tanh"
 #: Operations of MLX that are not the `mlx` column of a row.

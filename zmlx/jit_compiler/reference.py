@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
+from ..interpret import cast
 from . import ir
 from .ir import Value
 
@@ -27,8 +28,18 @@ def _bitwise(of: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 
 def _divisor(y: mx.array) -> mx.array:
-    """`y`, or 1 where it is -1, by which the processor cannot divide -2^31."""
-    return mx.where(y == -1, mx.ones_like(y), y)
+    """`y`, or 1 where it is -1, by which the processor cannot divide -2^31, or 0, by which it
+    cannot divide at all and MLX 0.32.2 does, in the arm that is not taken too."""
+    return mx.where(mx.logical_or(y < -1, y > 0), y, mx.ones_like(y))
+
+
+def _divide(x: mx.array, y: mx.array) -> mx.array:
+    """`x // y`. What MLX 0.32.2 gives is rounded towards 0: then the rest has the sign of `x`."""
+    divisor = _divisor(y)
+    quotient = mx.floor_divide(x, divisor)
+    rest = x - quotient * divisor
+    above = mx.where(divisor > 0, rest < 0, rest > 0)
+    return mx.where(y == -1, -x, quotient - above.astype(x.dtype))
 
 
 _INT: dict[str, Callable[..., mx.array]] = {
@@ -42,7 +53,7 @@ _INT: dict[str, Callable[..., mx.array]] = {
     "&": _bitwise(mx.bitwise_and),
     "^": _bitwise(mx.bitwise_xor),
     "|": _bitwise(mx.bitwise_or),
-    "//": lambda x, y: mx.where(y == -1, -x, mx.floor_divide(x, _divisor(y))),
+    "//": _divide,
     "%": lambda x, y: mx.where(y == -1, mx.zeros_like(x), mx.remainder(x, _divisor(y))),
     "**": mx.power,
     "abs": mx.abs,
@@ -83,10 +94,10 @@ class _Trace:
         double = any(a.dtype == mx.float64 for a in given)
         self.float = mx.float64 if double else mx.float32
         self.types = {"float": self.float, "int": mx.int32, "bool": mx.bool_}
-        self.shape = mx.broadcast_arrays(*given)[0].shape
+        self.given = given
         self.values: dict[str, mx.array] = {}
         for (n, t), a in zip(program.inputs.items(), given, strict=True):
-            self.values[n] = a.astype(self.types[t]).astype(self.types[program.locals.get(n, t)])
+            self.values[n] = cast(cast(a, self.types[t]), self.types[program.locals.get(n, t)])
         self.results: list[mx.array | None] = [None] * len(program.outputs)
         self.live = live
         #: Who left the innermost loop, or ended its round early.
@@ -95,7 +106,9 @@ class _Trace:
 
     def outputs(self) -> tuple[mx.array, ...]:
         self.run(self.program.body)
-        return tuple(mx.broadcast_to(r, self.shape) for r in self.results if r is not None)
+        # To the arrays and not to their shape, which a shapeless compile may change. What is live
+        # may be larger: elements of a caller, to which it gave one value.
+        return tuple(mx.broadcast_arrays(r, *self.given)[0] for r in self.results if r is not None)
 
     def value(self, v: Value) -> mx.array:
         """The value of `v` in its type."""
@@ -105,13 +118,13 @@ class _Trace:
         if v.op == "var":
             return self.values[v.text]
         if v.op == "cast" and "int" in (v.type, v.args[0].type):
-            return self.value(v.args[0]).astype(dtype)
+            return cast(self.value(v.args[0]), dtype)
         if v.op == "compare":
             return _COMPARE[v.text](*map(self.value, v.args))
         if v.type == "int":
             return self.integer(v)
         e, leaves = ir.expression(v)
-        return e.evaluate({text: self.value(leaf) for text, leaf in leaves.items()}).astype(dtype)
+        return cast(e.evaluate({text: self.value(leaf) for text, leaf in leaves.items()}), dtype)
 
     def integer(self, value: Value) -> mx.array:
         """The value of an operation on ints."""
