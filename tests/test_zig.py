@@ -228,6 +228,7 @@ def test_errors_of_numbers_are_python_s(values, op, options):
         ("cross_entropy", {"logits": mx.zeros((2, 5)), "targets": mx.array([0, 5])}),
         ("rope", {"x": mx.zeros((2, 5))}),
         ("rope", {"x": mx.zeros((2, 5, 7))}),
+        ("rope", {"x": mx.zeros((1, 1, 2**17 + 2))}),
         ("rope", {"x": mx.zeros((0, 70000, 70000, 8))}),
         ("rope", {"x": mx.zeros((2, 5, 8)), "freqs": mx.zeros((3,))}),
         ("rope", {"x": mx.zeros((2, 5, 8)), "positions": mx.zeros((4,), dtype=mx.int32)}),

@@ -23,6 +23,7 @@ from zmlx import codegen, launch, msl, native  # noqa: E402
 from zmlx.codegen import elementwise, fold, monoids, scan  # noqa: E402
 from zmlx.codegen import pattern as patterns  # noqa: E402
 from zmlx.expr.parse import METAL_WORDS  # noqa: E402
+from zmlx.kernels.rope_arguments import MOST_DIMS  # noqa: E402
 
 HEAD = """\
 // Written by zig/export.py.
@@ -133,6 +134,7 @@ def catalogue() -> dict[str, Any]:
             "header": rope.header,
         },
         "rope_full_name": rope.full_name,
+        "rope_most_dims": MOST_DIMS,
         "kernels": [
             {
                 "key": key,

@@ -14,7 +14,7 @@ const Error = errors.Error;
 pub const Layout = enum { BHLD, BLHD };
 
 pub const Options = struct {
-    /// How many of the D elements turn; the rest is copied. Default: all.
+    /// How many of the D elements turn, at most 131072; the rest is copied. Default: all.
     dims: ?i32 = null,
     /// Pair i is (2i, 2i + 1); else it is (i, i + dims / 2).
     traditional: bool = false,
@@ -170,9 +170,10 @@ fn check(x: Array, options: Options) Error!void {
     const batches = shape[0];
     const steps = shape[if (options.layout == .BLHD) 1 else shape.len - 2];
     const dims = options.dims orelse d;
-    if (@mod(dims, 2) != 0 or dims < 2 or dims > d) return errors.invalid(
+    const most = @min(d, table.catalogue.rope_most_dims);
+    if (@mod(dims, 2) != 0 or dims < 2 or dims > most) return errors.invalid(
         "[rope] 'dims' must be even and in [2, {d}] but got {d}.",
-        .{ d, dims },
+        .{ most, dims },
     );
     if (options.freqs) |freqs| {
         try arguments.checkShape("rope", "freqs", freqs, &.{@divExact(dims, 2)});

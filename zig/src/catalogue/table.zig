@@ -22,6 +22,7 @@ const Catalogue = struct {
     /// A body that is written by hand.
     rope: KernelSpec,
     rope_full_name: []const u8,
+    rope_most_dims: i32,
 };
 
 pub const catalogue: Catalogue = @import("../exported/catalogue.zon");
