@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import zig_build as zig
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from zmlx import codegen, launch, msl
@@ -415,6 +415,7 @@ def test_geometries_are_the_same(generator, kind, rows, d, capped, least):
     states=st.integers(1, 3),
     shape=st.tuples(st.integers(0, 300), st.integers(0, 2**17), st.integers(0, 300)),
 )
+@example("cpu", True, False, False, False, False, 1, (2**27, 1024, 0))
 def test_geometries_of_folds_and_scans_are_the_same(
     generator, kind, columns, scans, reverse, narrow, short, states, shape
 ):

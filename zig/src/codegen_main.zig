@@ -81,7 +81,7 @@ const Geometry = union(enum) {
                     .{ .columns = g.columns, .scans = g.scans },
                     g.shape,
                 );
-                const items = @as(u32, @intCast(g.shape[0])) * parts.count;
+                const items = @as(u64, @intCast(g.shape[0])) * parts.count;
                 const walk: launch.Walk = .{
                     .scans = g.scans,
                     .reverse = g.reverse,

@@ -169,7 +169,7 @@ pub const Context = struct {
                 }
                 launch_inputs.appendAssumeCapacity(try context.constant(parts.count, &rest));
                 launch_inputs.appendAssumeCapacity(try context.constant(parts.rows, &rest));
-                const items = @as(u32, @intCast(shape[0])) * parts.count;
+                const items = @as(u64, @intCast(shape[0])) * parts.count;
                 if (!scans) {
                     // An output for each part, or one.
                     var sizes: std.ArrayList(i32) = .empty;

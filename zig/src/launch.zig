@@ -55,7 +55,7 @@ pub fn elementwise(kind: Kind, size: u64, least: u32) Geometry {
 }
 
 /// TPR·RPG threads for RPG rows of d elements; U is at least `least`. A capped kernel has STEPS.
-pub fn rowwise(kind: Kind, rows: u32, d: u32, capped: bool, least: u32) Geometry {
+pub fn rowwise(kind: Kind, rows: u64, d: u32, capped: bool, least: u32) Geometry {
     var tpr: u64 = 1;
     var rpg: u64 = 1;
     var u: u64 = constants.gpu_vector;
@@ -152,7 +152,7 @@ pub const Walk = struct {
 /// TPR·RPG threads for RPG of `items` rows, or parts of rows, of d elements. On the CPU a scan has
 /// the longest block of elements that is not mostly past the end, and a reversed one the shortest
 /// unless elements are narrow; a row shorter than that is one block.
-pub fn axisRows(kind: Kind, walk: Walk, items: u32, d: u32) Geometry {
+pub fn axisRows(kind: Kind, walk: Walk, items: u64, d: u32) Geometry {
     if (kind == .gpu) return rowwise(kind, items, d, false, 1);
     const u = if (walk.scans)
         scanBlock(walk.reverse and !walk.narrow, d)
@@ -174,7 +174,7 @@ fn scanBlock(shortest: bool, d: u64) u64 {
 }
 
 /// G threads per group, each for N short rows.
-pub fn shortRows(kind: Kind, rows: u32) Geometry {
+pub fn shortRows(kind: Kind, rows: u64) Geometry {
     const n: u64 = if (kind == .cpu) @min(constants.short_rows, powerOfTwo(rows)) else 1;
     const threads = ceilDiv(rows, n);
     const most_threads = if (kind == .cpu) 1 else constants.gpu_group;
@@ -183,7 +183,7 @@ pub fn shortRows(kind: Kind, rows: u32) Geometry {
 
 /// G threads per group, each for N of d columns of one of `items` parts; fewer columns where there
 /// are several states a column, or threads for a scan would be too few.
-pub fn axisColumns(kind: Kind, walk: Walk, items: u32, d: u32) Geometry {
+pub fn axisColumns(kind: Kind, walk: Walk, items: u64, d: u32) Geometry {
     const most = constants.most_columns / @as(u64, if (walk.states == 1) 1 else 2);
     var n: u64 = if (kind == .cpu) @min(most, powerOfTwo(d)) else 1;
     if (walk.scans) {
@@ -195,7 +195,7 @@ pub fn axisColumns(kind: Kind, walk: Walk, items: u32, d: u32) Geometry {
 }
 
 /// Groups of so many of `threads`, for each of `items`; a thread has n columns or rows.
-fn inGroups(n: u64, threads: u64, group: u32, items: u32) Geometry {
+fn inGroups(n: u64, threads: u64, group: u32, items: u64) Geometry {
     const groups = items * ceilDiv(threads, group);
     const x = @min(groups, 1 << 20);
     const y = if (x > 0) ceilDiv(groups, x) else 0;

@@ -115,6 +115,26 @@ test "folds of columns may have more rows than 32 bits count" {
     );
 }
 
+test "parts of nothing may be more than 32 bits count" {
+    var context: zmlx.Context = .init(gpa, testing.io);
+    defer context.deinit();
+    const cut: zmlx.PatternKernel = .{
+        .name = "cut",
+        .pattern = .{ .fold = .{
+            .op = "sum",
+            .outputs = &.{.{ .name = "y", .expr = "total" }},
+            .columns = true,
+            .cut = true,
+        } },
+        .dtypes = &.{.{ .dtype = .float32 }},
+    };
+    const x = try Array.zeros(.float32, &.{ 1 << 27, 1024, 0 });
+    defer x.deinit();
+    const y = try context.one(&cut, &.{x});
+    defer y.deinit();
+    try testing.expectEqualSlices(i32, &.{ 1 << 27, 64, 0 }, y.shape());
+}
+
 test "a cut scan takes the states of its parts, and no others" {
     var context: zmlx.Context = .init(gpa, testing.io);
     defer context.deinit();
