@@ -299,6 +299,13 @@ def test_backward_and_training_kernels_are_found():
     } <= names
 
 
+@pytest.mark.parametrize("name", ["sum", "argmax", "topk"])
+def test_kernels_of_every_integer_are_found_and_pass(name):
+    found = catalogue.check([name])
+    assert not [f"{item.spec.name}: {p}" for item, ps in found.items() for p in ps]
+    assert {x.dtype for item in found for x in item.arrays} >= {*catalogue.OTHERS}
+
+
 def test_both_geometries_are_found():
     found = catalogue.launches(["softmax"])
     assert {dict(launch.template).get("TPR", 0) > 1 for launch in found} == {True, False}

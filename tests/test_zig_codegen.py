@@ -252,8 +252,8 @@ def test_scans_are_the_same(generator, fields):
 def test_every_state_is_folded_and_scanned_the_same(generator, op, columns):
     names = codegen.MONOIDS[op].names
     out = tuple(Output(f"{n}_y", n) for n in names)
-    for merges, cut, short in product((False, True), repeat=3):
-        fields = (op, out, "float", columns, merges, cut, False, short, ())
+    for type_, merges, cut, short in product(("float", "int64_t"), *[(False, True)] * 3):
+        fields = (op, out, type_, columns, merges, cut, False, short, ())
         assert_same(generator, unchecked(Fold, fields), lambda f=fields: Fold(*f))
     rows = (Operand("s", "row"),)
     fields = (op, out, "float", columns, False, False, False, False, rows)

@@ -21,6 +21,14 @@ _ROWS = 4
 _COLUMNS = 64
 
 
+def _across(name: str, type_: str) -> str:
+    """The variable of the lane `step_` away. Metal shuffles no 64 bits; MLX adds `simd_shuffle` for
+    them, and no `simd_shuffle_xor`."""
+    if type_ in ("int64_t", "uint64_t"):
+        return f"simd_shuffle({name}, ushort(thread_index_in_simdgroup ^ step_))"
+    return f"simd_shuffle_xor({name}, step_)"
+
+
 @dataclass(frozen=True)
 class Fold(Pattern):
     """out = expr(state), where the state is that of the elements along one axis.
@@ -189,7 +197,7 @@ class Fold(Pattern):
         body.add("const uint width_ = TPR % 32 == 0 ? 32 : (TPR & (TPR - 1)) == 0 ? TPR : 1;")
         body.open("for (ushort step_ = ushort(width_ / 2); step_ > 0; step_ /= 2)")
         for name, type_ in types.items():
-            body.add(f"const {type_} {name}_next = simd_shuffle_xor({name}, step_);")
+            body.add(f"const {type_} {name}_next = {_across(name, type_)};")
         add_merge(body, monoid, state, other)
         body.close()
         body.open("if (TPR > width_)")

@@ -23,6 +23,8 @@ from ..targets import metal
 from .check import METAL_VERSION, Problem, check_many, metal_text
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+#: What an op takes beside these: of each type that kernels compute in, and the narrowest.
+OTHERS = (mx.bool_, mx.int8, mx.uint8, mx.int32, mx.uint32, mx.int64, mx.uint64)
 GEOMETRIES = ("gpu", "cpu")
 
 # Settings of its own keep a recording apart from real launches, which ops remember.
@@ -104,7 +106,7 @@ def launches(names: Iterable[str] = (), *, every_case: bool = False) -> list[Lau
         for case, dtype, geometry in _combinations(op, every_case):
             with launch.geometry(geometry, STRICT=next(_recordings)), recording(op.name) as some:
                 _run(op, case, dtype, dict(case.options))
-                others = () if every_case else op.options
+                others = () if every_case or _is_index(op, dtype) else op.options
                 for options in ({o.name: v} for o in others for v in o.values):
                     with suppress(ValueError):  # an option that this case does not fit
                         _run(op, case, dtype, {**case.options, **options})
@@ -131,7 +133,18 @@ def _combinations(op: registry.Op, every_case: bool) -> list[tuple[registry.Case
     some = sorted((case for case in op.cases if elements(case) > 0), key=elements)
     # Arrays of fewer than 8 elements are in constant, larger ones in device.
     small, large = some[0], some[-1]
-    return [(small, mx.bfloat16, "gpu"), (large, mx.float16, "gpu"), (large, mx.float32, "cpu")]
+    taken = {dtype for argument in op.arguments for dtype in argument.dtypes}
+    return [
+        (small, mx.bfloat16, "gpu"),
+        (large, mx.float16, "gpu"),
+        (large, mx.float32, "cpu"),
+        *((large, dtype, "gpu") for dtype in OTHERS if dtype in taken),
+    ]
+
+
+def _is_index(op: registry.Op, dtype: mx.Dtype) -> bool:
+    """Whether arguments of this dtype are no numbers, which are read alike whatever the options."""
+    return not any({dtype, *DTYPES} <= {*argument.dtypes} for argument in op.arguments)
 
 
 def _run(op: registry.Op, case: registry.Case, dtype: mx.Dtype, options: dict[str, Any]) -> None:

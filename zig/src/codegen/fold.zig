@@ -230,10 +230,8 @@ const Writer = struct {
         );
         try body.open("for (ushort step_ = ushort(width_ / 2); step_ > 0; step_ /= 2)", .{});
         for (states, 0..) |s, i| {
-            try body.add(
-                "const {s} {s}_next = simd_shuffle_xor({s}, step_);",
-                .{ w.typeOf(i), s.name, s.name },
-            );
+            const next = try across(body, s.name, w.typeOf(i));
+            try body.add("const {s} {s}_next = {s};", .{ w.typeOf(i), s.name, next });
         }
         try w.merge(state, other, false);
         try body.close();
@@ -250,6 +248,14 @@ const Writer = struct {
         try w.merge(state, other, false);
         try body.close();
         try body.close();
+    }
+
+    /// The variable of the lane `step_` away; of 64 bits Metal and MLX have no `simd_shuffle_xor`.
+    fn across(body: *Body, name: []const u8, type_: []const u8) Error![]const u8 {
+        if (std.mem.eql(u8, type_, "int64_t") or std.mem.eql(u8, type_, "uint64_t")) {
+            return body.fmt("simd_shuffle({s}, ushort(thread_index_in_simdgroup ^ step_))", .{name});
+        }
+        return body.fmt("simd_shuffle_xor({s}, step_)", .{name});
     }
 
     // ---- short rows -----------------------------------------------------------------------------
