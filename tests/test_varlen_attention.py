@@ -1,5 +1,7 @@
 """varlen_attention: the same as separate calls, and ends of sequences that are no such thing."""
 
+from functools import partial
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -76,6 +78,33 @@ def test_a_sequence_without_keys_is_nan_and_the_others_are_not():
         [mx.ones((4, 93, 8))],
     )  # fmt: skip
     assert all(np.isfinite(np.array(g)).all() for g in got)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+@pytest.mark.parametrize("options", [{}, {"causal": True, "softcap": 2.0}], ids=str)
+@pytest.mark.parametrize("which", range(4), ids=["q", "k", "v", "cotangent"])
+def test_what_is_not_finite_in_a_sequence_stays_there(which, options, kind):
+    """The third one ends in the middle of tiles, of queries and of keys."""
+
+    def results(values):
+        *x, cotangent = map(mx.array, values)
+        run = partial(varlen_attention, cu_seqlens_q=ends()[0], cu_seqlens_k=ends()[1], **options)
+        dq, dk, dv = gradients(run, x, range(3), [cotangent])
+        others = [[*range(5), *range(70, 133)], [*range(10), *range(100, 120)]]
+        return [
+            np.array(y)[:, rows]
+            for y, rows in ((run(*x), others[0]), (dq, others[0]), (dk, others[1]), (dv, others[1]))
+        ]
+
+    values = [np.array(x) for x in (*inputs(), mx.cos(mx.arange(4 * 133 * 8)).reshape(4, 133, 8))]
+    odd = [x.copy() for x in values]
+    first, last = (10, 100) if which in (1, 2) else (5, 70)
+    rows = np.resize(np.array([np.nan, np.inf, -np.inf], np.float32), last - first)
+    odd[which][:, first:last] = rows[:, None]
+    with launch.geometry(kind):
+        for got, want in zip(results(odd), results(values), strict=True):
+            assert np.isfinite(want).all()
+            np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("way", [w for w in WAYS if w != "shapeless"])

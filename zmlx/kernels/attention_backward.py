@@ -14,12 +14,15 @@ from .. import tiles
 from ..metal import KernelSpec
 from .attention_text import (
     OWN,
+    QUERIES_FROM,
     QUERY_TILE,
     START,
     STORE,
     Form,
+    by_sequence,
     cap,
     fill,
+    lanes_end,
     mask_start,
     scores,
     tile_range,
@@ -53,46 +56,49 @@ ZMLX_STAGED float staged_do[M * DVP];
 @before
 for (int tile = int(threadgroup_position_in_grid.x); tile * N < keys;
      tile += int(threadgroups_per_grid.x)) {
-    const int first = tile * N;
-    @own_k
-    @own_v
-    @keys
-    float sum_k[DP / SHARE * LANES], sum_v[DVP / SHARE * LANES];
-    @zeros
-    @range
-    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-        const size_t q_row = (size_t(batch) * heads + head) * queries;
-        @mask_start
-        for (int start = from; start < to; start += M) {
-            // Scaled as in the forward: another rounding would be another score.
-            zmlx_stage<M, D, DP>(
-                staged_q, q + (q_row + start) * D, queries - start, thread_, THREADS, factor);
-            zmlx_stage<M, DV, DVP>(
-                staged_do, dout + (q_row + start) * DV, queries - start, thread_, THREADS);
-            float row_peak[ROWS], row_inverse[ROWS], row_delta[ROWS];
-            for (int i = 0; i < ROWS; ++i) {
-                const int own = start + zmlx_row(place, i);
-                const size_t at = q_row + min(own, queries - 1);
-                row_peak[i] = peak[at];
-                row_inverse[i] = own < queries && weight[at] != 0.0f ? 1.0f / weight[at] : 0.0f;
-                row_delta[i] = delta[at];
-            }
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-            float s[ROWS * LANES], t[ROWS * LANES];
-            @zeros_st
-            zmlx_product<M, DP, N, DP, false>(s, staged_q, own_k);
-            zmlx_product<M, DVP, N, DVP, false>(t, staged_do, own_v);
-            @scores
-            @ds
-            zmlx_product<DVP, M, N, DVP, true>(sum_v, staged_do, s);
-            zmlx_product<DP, M, N, DP, true>(sum_k, staged_q, t);
-            @dq
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-        }
-    }
-    @store_k
-    @store_v
+    @lanes
 }
+"""
+
+_DKV_LANES = """\
+@own_k
+@own_v
+@keys
+float sum_k[DP / SHARE * LANES], sum_v[DVP / SHARE * LANES];
+@zeros
+@range
+for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+    const size_t q_row = (size_t(batch) * heads + head) * queries;
+    @mask_start
+    for (int start = from; start < to; start += M) {
+        // Scaled as in the forward: another rounding would be another score.
+        zmlx_stage<M, D, DP>(
+            staged_q, q + (q_row + start) * D, to - start, thread_, THREADS, factor);
+        zmlx_stage<M, DV, DVP>(
+            staged_do, dout + (q_row + start) * DV, to - start, thread_, THREADS);
+        float row_peak[ROWS], row_inverse[ROWS], row_delta[ROWS];
+        for (int i = 0; i < ROWS; ++i) {
+            const int own = start + zmlx_row(place, i);
+            const size_t at = q_row + min(own, to - 1);
+            row_peak[i] = peak[at];
+            row_inverse[i] = own < to && weight[at] != 0.0f ? 1.0f / weight[at] : 0.0f;
+            row_delta[i] = delta[at];
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        float s[ROWS * LANES], t[ROWS * LANES];
+        @zeros_st
+        zmlx_product<M, DP, N, DP, false>(s, staged_q, own_k);
+        zmlx_product<M, DVP, N, DVP, false>(t, staged_do, own_v);
+        @scores
+        @ds
+        zmlx_product<DVP, M, N, DVP, true>(sum_v, staged_do, s);
+        zmlx_product<DP, M, N, DP, true>(sum_k, staged_q, t);
+        @dq
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+}
+@store_k
+@store_v
 """
 
 #: dq along with dk and dv: partial sums of this group's tiles of keys.
@@ -110,7 +116,7 @@ _DQ_KEYS = """\
 float scaled_k[N * DN];
 for (int n = 0; n < N; ++n) {
     for (int d = 0; d < DN; ++d) {
-        scaled_k[n * DN + d] = d < D && first + n < keys
+        scaled_k[n * DN + d] = d < D && first + n < COUNT
             ? float(k[(k_row + first + n) * D + d]) * factor : 0.0f;
     }
 }
@@ -121,7 +127,7 @@ for (int e = 0; e < M * DN; ++e) {
     part[e] = 0.0f;
 }
 zmlx_product<M, N, DN, N, false>(part, t, scaled_k);
-for (int m = 0; m < min(M, queries - start); ++m) {
+for (int m = 0; m < min(M, to - start); ++m) {
     for (int d = 0; d < D; ++d) {
         dq[(dq_rows + size_t(head) * queries + start + m) * D + d] += part[m * DN + d];
     }
@@ -160,16 +166,14 @@ BACKWARD = ("dout", "peak", "weight", "delta")
 @cache
 def backward_keys(form: Form, with_dq: bool, on_cpu: bool) -> KernelSpec:
     """dk and dv, and with `with_dq` the chunks of dq."""
-    body = fill(
-        _DKV,
-        start=START,
-        cap=cap(form),
-        before=_DQ_BEFORE if with_dq else "",
+    count = lanes_end(form, "keys")
+    lanes = fill(
+        _DKV_LANES,
         own_k=OWN.format(name="own_k", wide="DP", width="D", array="k", row="k_row",
-                          count="keys", factor=""),
+                          count=count, factor=""),
         own_v=OWN.format(name="own_v", wide="DVP", width="DV", array="v", row="k_row",
-                          count="keys", factor=""),
-        keys=_DQ_KEYS if with_dq else "",
+                          count=count, factor=""),
+        keys=_DQ_KEYS.replace("COUNT", count) if with_dq else "",
         zeros=zeros(("sum_k", "DP"), ("sum_v", "DVP")),
         range=tile_range(form, of_keys=False),
         mask_start=mask_start(form),
@@ -177,11 +181,18 @@ def backward_keys(form: Form, with_dq: bool, on_cpu: bool) -> KernelSpec:
         scores=_scores_backward(form, keys_are_rows=False),
         ds=_ds(form, keys_are_rows=False),
         dq=_DQ if with_dq else "",
-        store_k=STORE.format(array="dk", row="k_row", count="keys", wide="DP", width="D",
+        store_k=STORE.format(array="dk", row="k_row", count=count, wide="DP", width="D",
                               value="T(sum_k[i * LANES + j])"),
-        store_v=STORE.format(array="dv", row="k_row", count="keys", wide="DVP", width="DV",
+        store_v=STORE.format(array="dv", row="k_row", count=count, wide="DVP", width="DV",
                               value="T(sum_v[i * LANES + j])"),
     )  # fmt: skip
+    body = fill(
+        _DKV,
+        start=START,
+        cap=cap(form),
+        before=_DQ_BEFORE if with_dq else "",
+        lanes=by_sequence(form, lanes, of_keys=True, begin="tile * N"),
+    )
     return KernelSpec(
         "scaled_dot_product_attention__dkv" + ("_dq" if with_dq else ""),
         (*form.inputs, *BACKWARD, "sizes"),
@@ -196,9 +207,9 @@ _ROWS = """\
 float row_peak[LANES], row_inverse[LANES], row_delta[LANES];
 for (int j = 0; j < LANES; ++j) {
     const int n = first + zmlx_lane(place, j);
-    const size_t at = q_row + min(n, queries - 1);
+    const size_t at = q_row + min(n, COUNT - 1);
     row_peak[j] = peak[at];
-    row_inverse[j] = n < queries && weight[at] != 0.0f ? 1.0f / weight[at] : 0.0f;
+    row_inverse[j] = n < COUNT && weight[at] != 0.0f ? 1.0f / weight[at] : 0.0f;
     row_delta[j] = delta[at];
 }
 """
@@ -210,6 +221,10 @@ _DQ_TILES = """\
 @cap
 ZMLX_STAGED float staged_k[M * DP];
 ZMLX_STAGED float staged_v[M * DVP];
+@lanes
+"""
+
+_DQ_LANES = """\
 @own_q
 @own_do
 @rows
@@ -217,8 +232,8 @@ float sum_q[DP / SHARE * LANES];
 @zeros
 @range
 for (int start = from; start < to; start += M) {
-    zmlx_stage<M, D, DP>(staged_k, k + (k_row + start) * D, keys - start, thread_, THREADS);
-    zmlx_stage<M, DV, DVP>(staged_v, v + (k_row + start) * DV, keys - start, thread_, THREADS);
+    zmlx_stage<M, D, DP>(staged_k, k + (k_row + start) * D, to - start, thread_, THREADS);
+    zmlx_stage<M, DV, DVP>(staged_v, v + (k_row + start) * DV, to - start, thread_, THREADS);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     float s[ROWS * LANES], t[ROWS * LANES];
     @zeros_st
@@ -236,25 +251,30 @@ for (int start = from; start < to; start += M) {
 @cache
 def backward_queries(form: Form, on_cpu: bool) -> KernelSpec:
     """dq by tiles of queries."""
+    count = lanes_end(form, "queries")
+    lanes = fill(
+        _DQ_LANES,
+        own_q=OWN.format(name="own_q", wide="DP", width="D", array="q", row="q_row",
+                          count=count, factor=" * factor"),
+        own_do=OWN.format(name="own_do", wide="DVP", width="DV", array="dout", row="q_row",
+                           count=count, factor=""),
+        rows=_ROWS.replace("COUNT", count),
+        zeros=zeros(("sum_q", "DP")),
+        zeros_st=zeros(("s", "M"), ("t", "M")),
+        range=tile_range(form, of_keys=True),
+        scores=_scores_backward(form, keys_are_rows=True),
+        ds=_ds(form, keys_are_rows=True),
+        store=STORE.format(array="dq", row="q_row", count=count, wide="DP", width="D",
+                            value="T(sum_q[i * LANES + j] * factor)"),
+    )  # fmt: skip
     body = fill(
         _DQ_TILES,
         start=START,
         query_tile=QUERY_TILE,
         mask_start=mask_start(form),
         cap=cap(form),
-        own_q=OWN.format(name="own_q", wide="DP", width="D", array="q", row="q_row",
-                          count="queries", factor=" * factor"),
-        own_do=OWN.format(name="own_do", wide="DVP", width="DV", array="dout", row="q_row",
-                           count="queries", factor=""),
-        rows=_ROWS,
-        zeros=zeros(("sum_q", "DP")),
-        zeros_st=zeros(("s", "M"), ("t", "M")),
-        range=tile_range(form, of_keys=True),
-        scores=_scores_backward(form, keys_are_rows=True),
-        ds=_ds(form, keys_are_rows=True),
-        store=STORE.format(array="dq", row="q_row", count="queries", wide="DP", width="D",
-                            value="T(sum_q[i * LANES + j] * factor)"),
-    )  # fmt: skip
+        lanes=by_sequence(form, lanes, of_keys=False, begin=QUERIES_FROM),
+    )
     return KernelSpec(
         "scaled_dot_product_attention__dq",
         (*form.inputs, *BACKWARD, "sizes"),
@@ -339,7 +359,7 @@ def backward_mask(form: Form, on_cpu: bool) -> KernelSpec:
                           count="queries", factor=" * factor"),
         own_do=OWN.format(name="own_do", wide="DVP", width="DV", array="dout", row="q_row",
                            count="queries", factor=""),
-        rows=_ROWS,
+        rows=_ROWS.replace("COUNT", "queries"),
         zeros_st=zeros(("s", "M"), ("t", "M")),
         scores=scores(form, keys_are_rows=True),
         ds=ds,

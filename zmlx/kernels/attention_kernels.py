@@ -23,12 +23,15 @@ from .. import tiles
 from ..metal import KernelSpec
 from .attention_text import (
     OWN,
+    QUERIES_FROM,
     QUERY_TILE,
     START,
     STORE,
     Form,
+    by_sequence,
     cap,
     fill,
+    lanes_end,
     mask_start,
     scores,
     tile_range,
@@ -42,6 +45,10 @@ _FORWARD = """\
 @cap
 ZMLX_STAGED float staged_k[M * DP];
 ZMLX_STAGED float staged_v[M * DVP];
+@lanes
+"""
+
+_FORWARD_LANES = """\
 @own_q
 float o[DVP / SHARE * LANES];
 float s[ROWS * LANES];
@@ -53,8 +60,8 @@ for (int j = 0; j < LANES; ++j) {
 }
 @range
 for (int start = from; start < to; start += M) {
-    zmlx_stage<M, D, DP>(staged_k, k + (k_row + start) * D, keys - start, thread_, THREADS);
-    zmlx_stage<M, DV, DVP>(staged_v, v + (k_row + start) * DV, keys - start, thread_, THREADS);
+    zmlx_stage<M, D, DP>(staged_k, k + (k_row + start) * D, to - start, thread_, THREADS);
+    zmlx_stage<M, DV, DVP>(staged_v, v + (k_row + start) * DV, to - start, thread_, THREADS);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     @zeros_s
     zmlx_product<M, DP, N, DP, false>(s, staged_k, own_q);
@@ -117,7 +124,7 @@ for (int i = 0; i < DVP / SHARE; ++i) {
 _STATISTICS = """\
 for (int j = 0; j < LANES; ++j) {
     const int n = first + zmlx_lane(place, j);
-    if (n < queries && place.row == 0) {
+    if (n < COUNT && place.row == 0) {
         peak[q_row + n] = top[j];
         weight[q_row + n] = total[j];
     }
@@ -128,23 +135,28 @@ for (int j = 0; j < LANES; ++j) {
 @cache
 def forward(form: Form, statistics: bool, on_cpu: bool) -> KernelSpec:
     """out, and with `statistics` the peak and the total of each query's scores."""
+    count = lanes_end(form, "queries")
+    lanes = fill(
+        _FORWARD_LANES,
+        own_q=OWN.format(name="own_q", wide="DP", width="D", array="q", row="q_row",
+                          count=count, factor=" * factor"),
+        zeros_o=zeros(("o", "DVP")),
+        zeros_s=zeros(("s", "M")),
+        range=tile_range(form, of_keys=True),
+        scores=scores(form, keys_are_rows=True),
+        sink=_SINK if form.sinks else "",
+        store=STORE.format(array="out", row="q_row", count=count, wide="DVP", width="DV",
+                            value="T(o[i * LANES + j] * change[j])"),
+        statistics=_STATISTICS.replace("COUNT", count) if statistics else "",
+    )  # fmt: skip
     body = fill(
         _FORWARD,
         start=START,
         query_tile=QUERY_TILE,
         mask_start=mask_start(form),
         cap=cap(form),
-        own_q=OWN.format(name="own_q", wide="DP", width="D", array="q", row="q_row",
-                          count="queries", factor=" * factor"),
-        zeros_o=zeros(("o", "DVP")),
-        zeros_s=zeros(("s", "M")),
-        range=tile_range(form, of_keys=True),
-        scores=scores(form, keys_are_rows=True),
-        sink=_SINK if form.sinks else "",
-        store=STORE.format(array="out", row="q_row", count="queries", wide="DVP", width="DV",
-                            value="T(o[i * LANES + j] * change[j])"),
-        statistics=_STATISTICS if statistics else "",
-    )  # fmt: skip
+        lanes=by_sequence(form, lanes, of_keys=False, begin=QUERIES_FROM),
+    )
     return KernelSpec(
         "scaled_dot_product_attention__" + ("training" if statistics else "forward"),
         (*form.inputs, "sizes"),

@@ -66,9 +66,10 @@ def _scores(
             return z, rule if keep is None else xp.logical_and(keep, rule), slope
         some = spans.astype(mx.float32)
         rule = xp.logical_and(key > some[:, :1], key <= some[:, 1:2])
-        z = xp.where(rule, xp.where(some[:, 2:] != 0, DROPPED, z), -xp.inf)
-        z = xp.where(xp.logical_and(rule, some[:, 2:] == 2), xp.nan, z)
-        return z, xp.logical_and(rule, some[:, 2:] == 0), slope
+        lost = some[:, 2:3]
+        z = xp.where(rule, xp.where(lost != 0, DROPPED, z), -xp.inf)
+        z = xp.where(xp.logical_and(rule, lost == 2), xp.nan, z)
+        return z, xp.logical_and(rule, lost == 0), slope
     if keep is not None:
         z = xp.where(keep, z, DROPPED)
     return z, keep, slope

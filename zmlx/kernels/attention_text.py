@@ -70,9 +70,22 @@ const int batch = int(threadgroup_position_in_grid.z);
 
 QUERY_TILE = """\
 const int head = int(threadgroup_position_in_grid.y);
-const int first = int(threadgroup_position_in_grid.x) * N;
 const size_t q_row = (size_t(batch) * heads + head) * queries;
 const size_t k_row = (size_t(batch) * kv_heads + head / (heads / kv_heads)) * keys;
+"""
+
+#: Where the queries of a tile begin.
+QUERIES_FROM = "int(threadgroup_position_in_grid.x) * N"
+
+#: The lanes of a tile that are of one sequence, and then those of the next.
+_SEQUENCES = """\
+const int stop = min(COUNT, FROM + N);
+int end = FROM;
+while (end < stop) {
+    const int first = end;
+    end = min(stop, END);
+    @lanes
+}
 """
 
 #: The keys that the queries of a tile see; all of them where a query sees none.
@@ -94,9 +107,9 @@ if (first + offset + BESIDE >= 0) {
 _KEY_RANGE_SPANS = """\
 int from = keys;
 int to = 0;
-for (int each = first; each < min(queries, first + N); ++each) {
-    from = min(from, spans[3 * each] / M * M);
-    to = max(to, spans[3 * each + 1]);
+for (int each = first; each < end; ++each) {
+    from = min(from, spans[4 * each]);
+    to = max(to, spans[4 * each + 1]);
 }
 """
 
@@ -115,9 +128,9 @@ if (offset + BESIDE >= 0) {
 _QUERY_RANGE_SPANS = """\
 int from = queries;
 int to = 0;
-for (int each = first; each < min(keys, first + N); ++each) {
-    from = min(from, key_spans[2 * each] / M * M);
-    to = max(to, key_spans[2 * each + 1]);
+for (int each = first; each < end; ++each) {
+    from = min(from, key_spans[3 * each]);
+    to = max(to, key_spans[3 * each + 1]);
 }
 """
 
@@ -138,6 +151,24 @@ def fill(text: str, **parts: str) -> str:
         else:
             lines.append(line)
     return "".join(lines)
+
+
+def by_sequence(form: Form, lanes: str, *, of_keys: bool, begin: str) -> str:
+    """What is done with the lanes of a tile, from `first` on. Where sequences lie one after another
+    it is done with those of each by themselves, up to `end`: in a product of a whole tile, what is
+    not finite in a sequence would make NaN of its neighbours, whose weights for it are 0."""
+    if not form.spans:
+        return f"const int first = {begin};\n{lanes}"
+    count, end = (
+        ("keys", "key_spans[3 * first + 2]") if of_keys else ("queries", "spans[4 * first + 3]")
+    )
+    text = _SEQUENCES.replace("COUNT", count).replace("FROM", begin).replace("END", end)
+    return fill(text, lanes=lanes)
+
+
+def lanes_end(form: Form, count: str) -> str:
+    """Where lanes end, of so many in all."""
+    return "end" if form.spans else count
 
 
 def tile_range(form: Form, *, of_keys: bool) -> str:
@@ -199,9 +230,9 @@ def scores(form: Form, *, keys_are_rows: bool) -> str:
         lines.append(f"const float far = {beside} < 0 ? -FLT_MAX : -INFINITY;")
         lines.append(f"x = {' && '.join(near)} ? x : far;")
     if form.spans:
-        lines.append("const int lost = spans[3 * query + 2];")
+        lines.append("const int lost = spans[4 * query + 2];")
         lines.append("x = lost == 0 ? x : lost == 1 ? -FLT_MAX : NAN;")
-        inside = "key >= spans[3 * query] && key < spans[3 * query + 1]"
+        inside = "key >= spans[4 * query] && key < spans[4 * query + 1]"
         lines.append(f"x = {inside} ? x : -INFINITY;")
     else:
         lines.append("x = key < keys ? x : -INFINITY;")

@@ -4,10 +4,10 @@
 
 q is (H, T, D) with the sequences cu_seqlens[s] … cu_seqlens[s + 1] of T, and so are k and v. The
 kernels are those of `scaled_dot_product_attention`; a query's range of keys, which also says what
-causal and window leave, is computed on the device. A tile of queries reads the keys between the
-first and the last range in it.
+causal and window leave, is computed on the device. A tile takes the sequences in it one after the
+other, each over the keys between the first and the last range of its own queries.
 
-Bytes: as `scaled_dot_product_attention`, and 20 bytes per position.
+Bytes: as `scaled_dot_product_attention`, and 28 bytes per position.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from .attention_text import Form
 _OP = "varlen_attention"
 
 #: Of each query: its keys from and to, and 1 where none is left, which makes them all of its
-#: sequence's, or 2 where the sequences are none, which makes all scores NaN. Of each key: the
-#: queries that may have it.
+#: sequence's, or 2 where the sequences are none, which makes all scores NaN; and the end of its
+#: sequence. Of each key: the queries that may have it, and the end of its sequence.
 _SPANS = """\
 const int i = int(thread_position_in_grid.x);
 const int sequences = int(sizes[0]);
@@ -79,9 +79,10 @@ if (i < queries) {
         high = min(high, k0 + position + 1);
     }
     const bool none = high <= low;
-    spans[3 * i] = good ? (none ? k0 : low) : 0;
-    spans[3 * i + 1] = good ? (none ? k1 : high) : keys;
-    spans[3 * i + 2] = good ? (none ? 1 : 0) : 2;
+    spans[4 * i] = good ? (none ? k0 : low) : 0;
+    spans[4 * i + 1] = good ? (none ? k1 : high) : keys;
+    spans[4 * i + 2] = good ? (none ? 1 : 0) : 2;
+    spans[4 * i + 3] = good ? q1 : queries;
 } else if (i < queries + keys) {
     const int own = i - queries, local = own - k0;
     int low = q0, high = q1;
@@ -93,8 +94,9 @@ if (i < queries) {
         low = max(low, q0 + local - offset - window + 1);
         high = min(high, q0 + local - offset + window);
     }
-    key_spans[2 * own] = good ? low : 0;
-    key_spans[2 * own + 1] = good ? max(low, high) : queries;
+    key_spans[3 * own] = good ? low : 0;
+    key_spans[3 * own + 1] = good ? max(low, high) : queries;
+    key_spans[3 * own + 2] = good ? k1 : keys;
 }
 """
 
@@ -106,7 +108,7 @@ def _plan(chosen: launch.Settings, inputs: Arrays) -> Plan:
     return Plan(
         (),
         launch.Geometry((), (queries + keys, 1, 1), (group, 1, 1)),
-        ((queries, 3), (keys, 2)),
+        ((queries, 4), (keys, 3)),
         (mx.int32, mx.int32),
         (constant((cu_q.shape[0] - 1, queries, keys), mx.int32),),
     )
@@ -146,11 +148,13 @@ def _spans_in_mlx(*inputs: mx.array) -> Arrays:
     last = i - cu_q[s] + k1 - (cu_q[s + 1] - cu_q[s]) + 1
     high = mx.where(causal, mx.minimum(high, last), high)
     none = high <= low
-    spans = mx.stack([mx.where(none, k0, low), mx.where(none, k1, high), none], axis=1)
-    spans = mx.where(bad, mx.array([0, keys, 2]), spans)
-    # Every query may have every key: only the kernel's own walk is shorter for knowing better.
-    every = mx.broadcast_to(mx.array([0, queries]), (keys, 2))
-    return spans.astype(mx.int32), every.astype(mx.int32)
+    spans = mx.stack([mx.where(none, k0, low), mx.where(none, k1, high), none, cu_q[s + 1]], axis=1)
+    spans = mx.where(bad, mx.array([0, keys, 2, queries]), spans)
+    # All queries of the sequence: only the kernel's own walk is shorter for knowing better.
+    t = (mx.arange(keys)[:, None] >= cu_k[None, 1:]).sum(axis=1)
+    key_spans = mx.stack([cu_q[t], cu_q[t + 1], cu_k[t + 1]], axis=1)
+    key_spans = mx.where(bad, mx.array([0, queries, keys]), key_spans)
+    return spans.astype(mx.int32), key_spans.astype(mx.int32)
 
 
 def _refuse(*inputs: mx.array) -> Arrays:
