@@ -378,6 +378,13 @@ def test_neighbours_that_are_kept_fit_into_one_axis(name):
             getattr(kernels, name)(x, axis)
 
 
+@pytest.mark.parametrize("name", ["sum", "var", "max", "argmax", "cumsum"])
+def test_neighbours_that_are_kept_may_be_longer_in_plain_mlx(name):
+    x = mx.broadcast_to(mx.zeros((1, 1, 1), mx.uint8), (65536, 65536, 2))
+    with zmlx.target("reference"):
+        assert getattr(kernels, name)(x, -1).shape[:2] == (65536, 65536)
+
+
 def test_neighbours_that_are_kept_between_others_fit_into_one_axis():
     x = mx.broadcast_to(mx.zeros((1, 1, 1, 1), mx.uint8), (2, 65536, 65536, 2))
     with pytest.raises(ValueError, match=r"\[sum\] 'x' must have at most 2147483647 elements in"):

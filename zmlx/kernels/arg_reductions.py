@@ -16,7 +16,7 @@ from ..arguments import Argument, check_flag
 from ..launch import settings
 from ..registry import Op, Option, register
 from ..targets import cpu
-from .axes import LONGEST, NUMBERS, named_axes, planned
+from .axes import LONGEST, NUMBERS, named_axes, plan, planned
 from .folds import fold
 from .reductions import BENCHMARKS, CASES, KEEPDIMS, over_last
 
@@ -46,14 +46,15 @@ def argmin_reference(
 def _extreme_at(name: str, x: mx.array, axis: int | None, keepdims: bool) -> mx.array:
     axes = named_axes(name, x, axis, several=False)
     check_flag(name, "keepdims", keepdims)
-    p = planned(name, x, axes)
+    is_plain = settings().target == "reference" or cpu.maybe_tracing((x,)) == cpu.DYNAMIC
+    p = plan(tuple(x.shape), axes) if is_plain else planned(name, x, axes)
     if p.elements == 0:
         raise ValueError(f"[{name}] 'x' must have elements to compare but got shape {x.shape}.")
     if p.elements > LONGEST:
         raise ValueError(f"[{name}] 'x' must have at most {LONGEST} elements but got {x.size}.")
     if not x.size:  # nothing is asked for, which MLX refuses
         return mx.zeros(p.kept if keepdims else p.shape, dtype=mx.uint32)
-    if settings().target == "reference" or cpu.maybe_tracing((x,)) == cpu.DYNAMIC:
+    if is_plain:
         plain = mx.argmax if name == "argmax" else mx.argmin
         if x.ndim == 0:  # of which MLX keeps no axes
             return plain(x)

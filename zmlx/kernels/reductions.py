@@ -28,7 +28,7 @@ from ..pattern import PatternKernel
 from ..registry import ROWS, Case, Op, Option, register
 from ..targets import cpu
 from ..transforms import Arrays, custom_function
-from .axes import NUMBERS, Axes, Plan, named_axes, planned
+from .axes import NUMBERS, Axes, Plan, named_axes, plan, planned
 from .folds import fold
 
 
@@ -202,10 +202,11 @@ def _total(name: str, x: mx.array, axis: Axes, keepdims: bool, mean: bool) -> mx
 def _extreme(name: str, x: mx.array, axis: Axes, keepdims: bool) -> mx.array:
     axes = named_axes(name, x, axis)
     check_flag(name, "keepdims", keepdims)
-    p = planned(name, x, axes)
+    is_plain = _is_plain(x)
+    p = plan(tuple(x.shape), axes) if is_plain else planned(name, x, axes)
     if p.elements == 0:
         raise ValueError(f"[{name}] 'x' must have elements to reduce but got shape {x.shape}.")
-    if _is_plain(x):
+    if is_plain:
         return (mx.max if name == "max" else mx.min)(x, axis=axes, keepdims=keepdims)
 
     def run(x: mx.array) -> Arrays:
