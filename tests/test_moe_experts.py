@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zmlx
-from zmlx import registry
+from zmlx import launch, registry
 from zmlx.kernels import expert_ffn, moe_blocks, moe_experts
 from zmlx.kernels.moe_blocks import block_size
 from zmlx.testing import to_numpy
@@ -156,6 +156,10 @@ def test_offsets_that_do_not_ascend_raise_at_eval(offsets):
     out = expert_ffn(normal(8, 4), w, w, w.swapaxes(-1, -2), mx.array(offsets))
     with pytest.raises(RuntimeError, match=r"'offsets' must be in range"):
         mx.eval(out)
+
+
+def test_kernels_of_as_many_numbers_of_rows_are_kept_as_of_shapes():
+    assert moe_blocks._owners.cache_info().maxsize == launch.SHAPES_KEPT
 
 
 def test_rows_without_an_expert_are_nan():

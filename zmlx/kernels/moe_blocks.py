@@ -8,7 +8,7 @@ that shapes give.
 from __future__ import annotations
 
 import sys
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -59,7 +59,7 @@ def _check_values(rows: int, offsets: mx.array) -> None:
             raise ValueError(f"[expert_ffn] 'offsets' must be in range but got {value}.")
 
 
-@cache
+@lru_cache(maxsize=launch.SHAPES_KEPT)
 def _owners(rows: int) -> BodyKernel:
     """Offsets that are safe to index with, the expert of each row, and whether it has one. Where
     the offsets do not ascend from 0 to at most `rows`, they are zeros, and no row has an expert."""
