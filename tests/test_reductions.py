@@ -57,6 +57,17 @@ def test_integers_are_compared_exactly(name, dtype):
     np.testing.assert_array_equal(at, getattr(x, f"arg{name}")(axis=1))
 
 
+@pytest.mark.parametrize("threads", [8, 32, 64])
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_integers_of_64_bits_are_exchanged_whole(dtype, threads):
+    limits = np.iinfo(dtype)
+    x = np.random.default_rng(0).integers(limits.min, limits.max, (5, 300), dtype)
+    with launch.geometry("gpu", TPR=threads):
+        for name in ("sum", "max", "min", "argmax", "argmin"):
+            got = np.array(getattr(kernels, name)(mx.array(x), axis=1))
+            np.testing.assert_array_equal(got, getattr(x, name)(axis=1))
+
+
 @st.composite
 def shapes_and_axes(draw):
     shape = draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))
