@@ -119,6 +119,38 @@ def test_rows_that_serve_several_in_a_shapeless_compile(shape):
         close(got, want, 1e-4)
 
 
+_LAST = zmlx.expression("x * x * y + y", inputs=("y", "x"))
+
+
+@pytest.mark.parametrize("change", [lambda f: f, mx.compile], ids=["grad", "compile"])
+@pytest.mark.parametrize(
+    "function", [*EVERY.values(), lambda x, y: _LAST(y, x)], ids=[*EVERY, "last"]
+)
+@pytest.mark.parametrize(
+    "shapes",
+    [((8, 16), (64, 8, 16)), ((8, 1), (64, 8, 16)), ((3, 4), (64, 3, 4)), ((8, 1), (1, 64)),
+     ((1, 8), (64, 1)), ((16,), (64, 16)), ((), (64, 16))],
+    ids=str,
+)  # fmt: skip
+def test_gradients_of_what_is_broadcast_are_rounded_once(shapes, function, change):
+    """Each part of these sums is beyond half precision, and the sum of all is not."""
+    x, y = mx.full(shapes[0], 2.0, mx.float16), mx.full(shapes[1], 30000.0, mx.float16)
+    axis = 0 if shapes[1][0] > 1 else 1
+    odd = mx.arange(64).reshape([64 if a == axis else 1 for a in range(y.ndim)]) % 2 == 1
+    y = mx.where(odd, -29984.0, y).astype(mx.float16)
+
+    def total(x, y):
+        out = function(x, y)
+        assert out.dtype == mx.float16
+        return out.astype(mx.float32).sum()
+
+    size = mx.broadcast_arrays(x, y)[0].size
+    dx, dy = change(mx.grad(total, argnums=(0, 1)))(x, y)
+    assert dx.dtype == dy.dtype == mx.float16
+    assert (dx == 32 * (size // x.size)).all()
+    assert (dy == 5 * (size // y.size)).all()
+
+
 def test_numbers_of_many_rows_are_not_kept(monkeypatch):
     monkeypatch.setattr(broadcasting, "_KEPT_ROW_NUMBERS", 5)
     x, y = mx.random.normal((2, 3, 70)), mx.random.normal((2, 1, 70))

@@ -339,6 +339,10 @@ def test_a_new_number_compiles_nothing():
      "'outputs' must have names whose cotangents are no other names but got do"),
     (lambda: nary_from_expr("dy * x", ("dy", "x"), gradients={"dy": "dy", "x": "x"}),
      "whose cotangents are no other names but got dy"),
+    (lambda: nary_from_expr({"y": "x * x", "dy": "x"}, ("x",), gradients={"x": "dy * x + ddy"}),
+     "whose cotangents are no other names but got dy"),
+    (lambda: nary_from_expr({"y": "x * x", "dy": "x > 0"}, ("x",), gradients={"x": "dy * x"}),
+     "whose cotangents are no other names but got dy"),
     (lambda: zmlx.expression("math.exp(x)"), "write exp"),
 ])  # fmt: skip
 def test_a_wrong_definition_is_refused_before_any_call(make, message):

@@ -116,6 +116,36 @@ def test_outputs_and_lets_may_have_names_that_the_gradient_of_others_would_have(
         close(a, b, 1e-4)
 
 
+@pytest.mark.parametrize("name", ["t0", "t0_in", "t0_next", "t1_t", "t_0"])
+def test_an_input_may_have_a_name_that_parts_of_its_gradient_would_have(name):
+    f = zmlx.expression(f"exp({name}) * sin({name})")
+    got = mx.grad(lambda x: f(x).sum())(X)
+    close(got, mx.exp(X) * (mx.sin(X) + mx.cos(X)), 1e-4)
+
+
+@pytest.mark.parametrize("names", [("x", "x_number"), ("x", "x_number_in"), ("d_a", "a_number")])
+def test_inputs_may_have_names_that_the_numbers_of_rows_would_have(names):
+    f = zmlx.expression(f"{names[0]} * sin({names[1]})", inputs=names)
+    jitted = jit_of(f"def f({', '.join(names)}):\n    return {names[0]} * math.sin({names[1]})\n")
+    x, y = X[:, None], mx.stack([X, Y], axis=1)
+    want = mx.grad(lambda x, y: (x * mx.sin(y)).sum(), argnums=(0, 1))(x, y)
+    for g in (f, jitted):
+        got = mx.grad(lambda x, y, g=g: g(x, y).sum(), argnums=(0, 1))(x, y)
+        for a, b in zip(got, want, strict=True):
+            close(a, b, 1e-4)
+
+
+@pytest.mark.parametrize("inputs, lets", [(("x", "y", "dy_"), ""), (("x", "y"), "dy_ = 2 * x"),
+                                          (("x", "y"), "y_ = x; dy__ = x")])  # fmt: skip
+def test_the_cotangent_of_a_single_expression_is_dy_whatever_else_has_a_name(inputs, lets):
+    gradients = {"x": "dy * y", "y": "dy * x", "dy_": "0 * dy"}
+    f = nary_from_expr(
+        "x * y", inputs, lets=lets, gradients={n: gradients[n] for n in inputs}
+    )  # fmt: skip
+    got = mx.grad(lambda x: f(x, *[Y, 100 * Y][: len(inputs) - 1]).sum())(X)
+    close(got, Y)
+
+
 @pytest.mark.parametrize("derivative", ["x) + (x", "2 * dy", "x; y = 2"])
 def test_a_derivative_is_an_expression_by_itself(derivative):
     with pytest.raises(ValueError, match=r"\[expression\] .* at column"):

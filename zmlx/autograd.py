@@ -27,18 +27,18 @@ from .arguments import (
 )
 from .broadcasting import (
     BroadcastFunction,
+    Decides,
     each_kind,
     elementwise_pattern,
     gradient_dtypes,
     gradient_names,
     gradients_of,
     operands_of,
-    unused_name,
 )
 from .codegen import Let, Operand, Output, free_names, name_beside
 from .expr import Block, Expr
 from .expr.parse import METAL_WORDS, is_reserved
-from .pattern import Number, PatternKernel
+from .pattern import DtypeRule, Number, PatternKernel
 from .targets import cpu
 from .transforms import Arrays, Reference, Rule, custom_function, declared
 
@@ -99,13 +99,17 @@ class ExpressionFunction(BroadcastFunction):
         body = "; ".join(f"{y} = {e.metal()}" for y, e in self.outputs.items())
         return f"{self.name}({', '.join(self.inputs)}): {body}"
 
-    def _build(self, kinds: tuple[str, ...], decides: tuple[bool, ...]) -> PatternKernel:
+    def _build(self, kinds: tuple[str, ...], decides: Decides) -> PatternKernel:
         each = each_kind(kinds)
         lets = (n for block in (self._lets, self._gradient_lets) for n, _ in block.lets)
         taken = {*self._names, *self._outputs, *self._cotangents.values(), *lets}
         operands = operands_of(dict.fromkeys(self._names, "float"), kinds, taken)
-        named = gradient_names(self._names, taken)
-        rule = Number(n for n, d in zip(self._names, decides, strict=True) if d)
+        named = gradient_names(self._names, taken.union(x.name for x in operands))
+        rule: DtypeRule = (
+            decides
+            if isinstance(decides, mx.Dtype)
+            else Number(n for n, d in zip(self._names, decides, strict=True) if d)
+        )
 
         @cache
         def backward(wanted: tuple[int, ...]) -> PatternKernel:
@@ -181,12 +185,20 @@ def _are_texts(texts: Any) -> bool:
     return isinstance(texts, Mapping) and all(isinstance(text, str) for text in texts.values())
 
 
+def _output_name(stem: str, taken: Sequence[str]) -> str:
+    """`stem`, with underscores behind it where it or its cotangent is `taken`."""
+    while stem in taken or f"d{stem}" in taken:
+        stem += "_"
+    return stem
+
+
 def named_outputs(
     op: str, outputs: str | Mapping[str, str], taken: Sequence[str]
 ) -> dict[str, str]:
-    """Names to expressions; a single expression is named y, or the like where y is `taken`."""
+    """Names to expressions; a single expression is named y, or the like where y or its cotangent is
+    `taken`."""
     if isinstance(outputs, str):
-        return {unused_name("y", taken): outputs}
+        return {_output_name("y", taken): outputs}
     if not _are_texts(outputs) or not outputs:
         raise ValueError(
             f"[{op}] 'outputs' must be an expression or names to expressions but got {outputs!r}."
@@ -219,14 +231,14 @@ def nary_from_expr(
     inputs = check_names(name, "inputs", inputs)
     if not inputs:
         raise ValueError(f"[{name}] 'inputs' must have at least one name but got {inputs}.")
-    named = named_outputs(name, outputs, inputs)
     check_text(name, "lets", lets)
+    block = expr.parse_block(lets, inputs) if lets else Block()
+    known = (*inputs, *(n for n, _ in block.lets))
+    named = named_outputs(name, outputs, known)
     if set(named) & set(inputs):
         raise ValueError(
             f"[{name}] 'outputs' must not share names with the inputs but got {named}."
         )
-    block = expr.parse_block(lets, inputs) if lets else Block()
-    known = (*inputs, *(n for n, _ in block.lets))
     parsed = {y: expr.parse(text, known) for y, text in named.items()}
     given = None
     if gradients is not None:
@@ -237,7 +249,7 @@ def nary_from_expr(
             )
         floats = [y for y, e in parsed.items() if not block.typed(e).is_condition]
         cotangents = {"dy" if isinstance(outputs, str) else f"d{y}" for y in floats}
-        meant = [c for c in sorted(cotangents) if c in known or is_reserved(c)]
+        meant = [c for c in sorted(cotangents) if c in (*known, *parsed) or is_reserved(c)]
         if meant:
             raise ValueError(
                 f"[{name}] 'outputs' must have names whose cotangents are no other names but got "
@@ -281,9 +293,7 @@ def binary_from_expr(
     names = check_names(name, "inputs", inputs)
     if len(names) != 2:
         raise ValueError(f"[{name}] 'inputs' must be two names but got {list(names)}.")
-    output = unused_name("out", names)
-    while derivatives is not None and f"d{output}" in names:
-        output += "_"
+    output = _output_name("out", names)
     gradients = None
     if derivatives is not None:
         if not is_pair_of_texts(derivatives):

@@ -8,7 +8,7 @@ is read where it lies, so that nothing is expanded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from math import prod
 from typing import Any
 
@@ -32,6 +32,9 @@ from .packed import MOST_BUFFERS
 from .pattern import DtypeRule, PatternKernel
 from .targets import cpu
 from .transforms import Arrays
+
+#: The dtype of a result, or for each operand whether it is one of those that decide it.
+Decides = mx.Dtype | tuple[bool, ...]
 
 #: Numbers that a launch takes beside its arrays, at most.
 _MOST_NUMBERS = 3
@@ -77,9 +80,10 @@ class BroadcastFunction:
 
     A subclass builds the kernel for the kinds of its operands ("full" or, where another one is of
     rows, "row"; "column"; "per_row", without its last axis; "shared", rows of which each belongs to
-    several; "scalar") and for which of them decide the dtype of a result: all, or where an array is
-    floating, those that are no plain numbers, as in MLX. After its operands the kernel takes, for
-    each that is shared, the number of the one that belongs to each row.
+    several; "scalar") and for the dtype of a result: a dtype, or which operands decide it, which
+    are all, or where an array is floating, those that are no plain numbers, as in MLX. After its
+    operands the kernel takes, for each that is shared, the number of the one that belongs to each
+    row.
     """
 
     def __init__(self, name: str, inputs: Mapping[str, tuple[mx.Dtype, ...]]) -> None:
@@ -110,16 +114,21 @@ class BroadcastFunction:
         for name, x, dtypes in zip(self.inputs, values, self._dtypes, strict=True):
             check_array(self.name, name, x, dtypes)
         shape = self._broadcast_shape(values)
+        tracing = cpu.maybe_tracing(tuple(values))
+        expanded = _expanded if tracing else mx.broadcast_to
         # The numbers of rows are those of this shape.
-        may_share = cpu.maybe_tracing(tuple(values)) != cpu.DYNAMIC
+        may_share = tracing != cpu.DYNAMIC
         kinds, operands = [], []
         for x in values:
-            kind, operand = _operand(x, shape, may_share)
+            kind, operand = _operand(x, shape, may_share, expanded)
             kinds.append(kind)
             operands.append(operand)
         if "full" not in kinds:
-            operands[0] = mx.broadcast_to(values[0], shape)
+            operands[0] = expanded(values[0], shape)
             kinds[0] = "full"
+        is_widened = tracing and any(
+            o.dtype != x.dtype for o, x in zip(operands, values, strict=True)
+        )
         if each_kind(kinds) == "row":
             kinds = ["row" if k == "full" else k for k in kinds]
         operands += [
@@ -127,8 +136,11 @@ class BroadcastFunction:
             for x, kind in zip(values, kinds, strict=True)
             if kind == "shared"
         ]
-        decides = tuple(isinstance(x, mx.array) for x in arrays)
-        if not any(d and x.dtype in FLOATING for d, x in zip(decides, values, strict=True)):
+        decides: Decides = tuple(isinstance(x, mx.array) for x in arrays)
+        floating = [x.dtype for x in arrays if isinstance(x, mx.array) and x.dtype in FLOATING]
+        if is_widened:
+            decides = reduce(mx.result_type, floating)
+        elif not floating:
             decides = (True,) * len(values)
         key = tuple(kinds), decides
         if key not in self._kernels:
@@ -154,7 +166,7 @@ class BroadcastFunction:
             shape = [b if a == 1 else a for a, b in zip(old, new, strict=True)]
         return tuple(shape)
 
-    def _build(self, kinds: tuple[str, ...], decides: tuple[bool, ...]) -> PatternKernel:
+    def _build(self, kinds: tuple[str, ...], decides: Decides) -> PatternKernel:
         raise NotImplementedError
 
     def __deepcopy__(self, memo: Any) -> Any:
@@ -175,7 +187,7 @@ def operands_of(
     taken = set(taken)
     operands, numbers = [], []
     for (name, type_), kind in zip(types.items(), kinds, strict=True):
-        number = unused_name(f"{name}_number", taken) if kind == "shared" else ""
+        number = name_beside(f"{name}_number", taken) if kind == "shared" else ""
         if number:
             numbers.append(Operand(number, "per_row", "uint"))
         operands.append(Operand(name, "row" if number else kind, type_, index=number))
@@ -199,8 +211,21 @@ def gradient_dtypes(
     return tuple((n,) if k == each else mx.float32 for n, k in zip(inputs, kinds, strict=True))
 
 
-def _operand(x: mx.array, shape: tuple[int, ...], may_share: bool) -> tuple[str, mx.array]:
-    """How an array takes part in an elementwise kernel over `shape`."""
+def _expanded(x: mx.array, shape: tuple[int, ...]) -> mx.array:
+    """`mx.broadcast_to`, whose gradient MLX adds up in the dtype of what it expands: half precision
+    is expanded in float32, so that its gradient is rounded once."""
+    is_half = x.dtype in (mx.float16, mx.bfloat16) and tuple(x.shape) != shape
+    return mx.broadcast_to(x.astype(mx.float32) if is_half else x, shape)
+
+
+def _operand(
+    x: mx.array,
+    shape: tuple[int, ...],
+    may_share: bool,
+    expanded: Callable[[mx.array, tuple[int, ...]], mx.array],
+) -> tuple[str, mx.array]:
+    """How an array takes part in an elementwise kernel over `shape`; where it has to be expanded,
+    by `expanded`."""
     if tuple(x.shape) == shape and shape:
         return "full", x
     if x.size == 1:
@@ -210,10 +235,10 @@ def _operand(x: mx.array, shape: tuple[int, ...], may_share: bool) -> tuple[str,
     if shape[-1] >= _FEWEST_IN_A_ROW:
         if x.shape[-1] == 1:
             values = (*shape[:-1], 1)
-            return "per_row", (x if x.shape == values else mx.broadcast_to(x, values)).squeeze(-1)
+            return "per_row", (x if x.shape == values else expanded(x, values)).squeeze(-1)
         if may_share:
             return "shared", x
-    return "full", mx.broadcast_to(x, shape)
+    return "full", expanded(x, shape)
 
 
 def _row_numbers(own: tuple[int, ...], lead: tuple[int, ...]) -> mx.array:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import count
 from typing import NamedTuple
 
 from .block import Block
@@ -105,11 +106,9 @@ def gradient(
 
 
 def _fresh(taken: set[str]) -> Iterator[str]:
-    i = 0
-    while True:
-        if f"t{i}" not in taken:
-            yield f"t{i}"
-        i += 1
+    """Names beside which a body may have what is `taken`: it calls parts of t0 t0_in, t0_next …"""
+    stems = {n.partition("_")[0] for n in taken}
+    return (f"t{i}" for i in count() if f"t{i}" not in stems)
 
 
 def shared(roots: Sequence[Expr], names: Mapping[Expr, str], taken: set[str]) -> Gradient:

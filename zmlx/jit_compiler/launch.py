@@ -12,6 +12,7 @@ import mlx.core as mx
 from ..arguments import BOOLEAN, FLOATING
 from ..broadcasting import (
     BroadcastFunction,
+    Decides,
     each_kind,
     elementwise_pattern,
     gradient_dtypes,
@@ -41,7 +42,7 @@ class Launch(BroadcastFunction):
         super().__init__(function.name, {n: _DTYPES[t] for n, t in zip(names, types, strict=True)})
         self.function = function
 
-    def _build(self, kinds: tuple[str, ...], decides: tuple[bool, ...]) -> PatternKernel:
+    def _build(self, kinds: tuple[str, ...], decides: Decides) -> PatternKernel:
         function, each = self.function, each_kind(kinds)
         names = list(function.inputs)
         floats = [n for n, t in function.inputs.items() if t == "float"]
@@ -50,10 +51,13 @@ class Launch(BroadcastFunction):
         for y in float_outputs:
             cotangents_of[y] = name_beside(f"d{y}", [*names, *cotangents_of.values()])
         taken = {*names, *function.outputs, *cotangents_of.values()}
-        named = gradient_names(names, taken)
         operands = operands_of(function.inputs, kinds, taken)
-        deciding = [n for n, d in zip(names, decides, strict=True) if d and n in floats]
-        rule: DtypeRule = tuple(deciding) if deciding else mx.float32
+        named = gradient_names(names, taken.union(x.name for x in operands))
+        rule: DtypeRule = mx.float32
+        if isinstance(decides, mx.Dtype):
+            rule = decides
+        elif deciding := tuple(n for n, d in zip(names, decides, strict=True) if d and n in floats):
+            rule = deciding
 
         def vjp(
             primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Sequence[int]
