@@ -6,6 +6,7 @@ Nothing in here executes on a GPU: see test_cuda_device.py.
 
 import errno
 import re
+from functools import partial
 
 import mlx.core as mx
 import pytest
@@ -21,20 +22,19 @@ from cuda_launches import (
     needs_nvrtc,
     ptx_of,
     spec_of,
-    standing_in,
     table_of_the_language,
     taken_by_cpu,
     text_of,
 )
-from ops.sweep import turns
+from ops.sweep import case_with_gradients, turns
 
 import zmlx
 from zmlx import cache, metal
 from zmlx.language import REFUSALS
 from zmlx.registry import calls, get, ops
+from zmlx.strict import catalogue
 from zmlx.targets import cuda
-from zmlx.testing import differentiated, draw, gradients
-from zmlx.transforms import strict
+from zmlx.testing import draw
 
 pytestmark = needs_nvrtc
 
@@ -44,68 +44,61 @@ OPS = tuple(ops())
 # ---- what compiles ------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def recorded(monkeypatch):
-    """The launches that zmlx prepares for CUDA; their outputs are zeros."""
-    launches = []
-
-    def prepare(spec, arrays, template, grid, group, shapes, dtypes, init_value, constants):
-        if 0 not in grid:
-            like = tuple(mx.zeros(x.shape, x.dtype) for x in (*arrays, *constants))
-            launches.append((spec, like, template, grid, group, shapes, dtypes))
-        return shapes, dtypes
-
-    def launch(prepared, arrays):
-        outputs = tuple(mx.zeros(s, d) for s, d in zip(*prepared, strict=True))
-        return outputs[0] if len(outputs) == 1 else outputs
-
-    monkeypatch.setattr(cuda, "unavailable", lambda: None)
-    monkeypatch.setattr(cuda, "prepare", prepare)
-    monkeypatch.setattr(cuda, "launch", launch)
-    # Gradients by rules alone, since there is no node of MLX's to hold.
-    with strict(), standing_in("recorded"):
-        yield launches
+def recorded(call):
+    """The launches that a call prepares for CUDA."""
+    with catalogue.recording(target="cuda") as launches:
+        call()
+    return arguments_of(launches)
 
 
-def call(op, case, dtype):
-    """Runs the op forward and backward on CUDA."""
-    values = draw(op, case, dtype)
-    with zmlx.target("cuda"):
-        outputs = op.function(*values, **case.options)
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        which = differentiated(op, values)
-        if which:
-            cotangents = [mx.ones(o.shape, o.dtype) for o in outputs]
-            gradients(lambda *xs: op.function(*xs, **case.options), values, which, cotangents)
+def arguments_of(launches):
+    return [launch.arguments() for launch in launches if 0 not in launch.grid]
+
+
+def assert_uniform(launches):
+    """Rule of the catalogue: every lane reaches every operation on a simdgroup."""
+    for launch in launches:
+        assert set(re.findall(r"zk_flow<\d, \d>\(\)", text_of(launch))) <= {"zk_flow<0, 0>()"}
 
 
 @pytest.mark.parametrize("op", turns([pytest.param(op, id=op.name) for op in OPS], 0, 3))
-def test_every_op_compiles(op, recorded):
+def test_every_op_compiles(op):
     """Forward and backward in bfloat16."""
-    call(op, next(c for c in reversed(op.cases[:6]) if c.why != "no rows"), mx.bfloat16)
-    assert recorded
-    for launch in recorded:
-        # Rule of the catalogue: every lane reaches every operation on a simdgroup.
-        assert set(re.findall(r"zk_flow<\d, \d>\(\)", text_of(launch))) <= {"zk_flow<0, 0>()"}
-    assert compile_all(recorded, ["sm_90a"]) == []
+    case = next(c for c in reversed(op.cases[:6]) if c.why != "no rows")
+    launches = recorded(lambda: case_with_gradients(op, case, mx.bfloat16))
+    assert launches
+    assert_uniform(launches)
+    assert compile_all(launches, ["sm_90a"]) == []
 
 
 @pytest.mark.parametrize("name, launches", list(calls()))
-def test_every_registered_call_compiles(name, launches, recorded):
-    with zmlx.target("cuda"):
-        launches(mx.bfloat16)
-    assert recorded
-    assert compile_all(recorded, ["sm_90a"]) == []
+def test_every_registered_call_compiles(name, launches):
+    found = recorded(lambda: launches(mx.bfloat16))
+    assert found
+    assert compile_all(found, ["sm_90a"]) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_every_kernel_of_every_op_compiles_in_every_dtype(op, recorded):
-    """Of launches that differ in sizes alone, the first."""
-    for case in (case for case in op.cases if case.why != "no rows"):
-        for dtype in (mx.float32, mx.float16, mx.bfloat16):
-            call(op, case, dtype)
-    assert compile_all(but_for_sizes(recorded)) == []
+def test_every_kernel_of_every_op_compiles_in_every_dtype(op):
+    """With every option, and with the gradient of each argument alone, too. Of launches that differ
+    in sizes alone, the first."""
+
+    def every_case():
+        for case in (case for case in op.cases if case.why != "no rows"):
+            for dtype in catalogue.DTYPES:
+                case_with_gradients(op, case, dtype)
+
+    with_options = catalogue.launches([op.name], target="cuda")
+    launches = recorded(every_case) + arguments_of(x for x in with_options if x.op == op.name)
+    launches = but_for_sizes(launches)
+    assert_uniform(launches)
+    assert compile_all(launches) == []
+
+
+def test_kernels_of_one_gradient_alone_are_found():
+    names = {launch.spec.name for launch in catalogue.launches(["rms_norm"], target="cuda")}
+    assert {"rms_norm__dx", "rms_norm__dx_dweight"} <= names
 
 
 @pytest.mark.parametrize(
@@ -117,19 +110,18 @@ def test_every_kernel_of_every_op_compiles_in_every_dtype(op, recorded):
     ids=str,
 )
 @pytest.mark.parametrize("name", ["silu", "softmax", "rms_norm"])
-def test_steps_are_moved_as_vectors_in_registers(name, dtype, read, written, recorded):
-    with zmlx.target("cuda"):
-        get(name).function(*draw(get(name), get(name).cases[3], dtype))
-    ptx = ptx_of(recorded[0])
+def test_steps_are_moved_as_vectors_in_registers(name, dtype, read, written):
+    values = draw(get(name), get(name).cases[3], dtype)
+    ptx = ptx_of(recorded(lambda: get(name).function(*values))[0])
     assert read in ptx
     assert written in ptx
     assert ".local" not in ptx
 
 
-def test_kernels_compile_for_every_generation(recorded):
-    for name in ("rms_norm", "swiglu"):
-        call(get(name), get(name).cases[3], mx.float16)
-    launches = [*recorded, *distinct(language_kernels("test_simdgroup_matrix"))[-3:]]
+def test_kernels_compile_for_every_generation():
+    launches = distinct(language_kernels("test_simdgroup_matrix"))[-3:]
+    for op in map(get, ("rms_norm", "swiglu")):
+        launches += recorded(partial(case_with_gradients, op, op.cases[3], mx.float16))
     assert compile_all(launches, ["sm_75", "sm_80", "sm_86", "sm_89", "sm_100a", "sm_120a"]) == []
 
 

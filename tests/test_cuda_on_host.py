@@ -1,7 +1,6 @@
 """The text that NVRTC compiles, acted out on the host (see cuda_on_host.py): threads are where
 Metal puts them, and kernels compute what they do on the CPU target."""
 
-from functools import partial
 from itertools import cycle
 
 import mlx.core as mx
@@ -21,6 +20,7 @@ from cuda_launches import (
     run_on_host,
     taken_by_cpu,
 )
+from ops.sweep import case_with_gradients
 
 import zmlx
 from zmlx.arguments import dtype_name
@@ -28,7 +28,6 @@ from zmlx.language import SECTIONS
 from zmlx.language.attributes import model
 from zmlx.registry import ops
 from zmlx.targets import cuda
-from zmlx.testing import differentiated, draw, gradients
 
 #: Without those of texts that g++ reads otherwise than NVRTC, which compiles them (test_cuda.py).
 MODULES = [name for name in language_modules(long=False) if name != "test_declarations"]
@@ -125,17 +124,11 @@ OPS_AND_DTYPES = [
 
 @pytest.mark.parametrize("op, dtype", OPS_AND_DTYPES)
 def test_kernels_of_the_catalogue_compute_what_they_do_on_the_cpu(op, dtype, tmp_path, monkeypatch):
-    """Steps that start on a multiple of their size, which are moved as vectors, and others."""
-    for case in op.cases[1:4:2]:
-        values = draw(op, case, dtype)
+    """Steps that start on a multiple of their size, which are moved as vectors, and others; of a
+    third case, rows that several simdgroups share."""
+    for case in op.cases[1:6:2]:
         with launches_with_values(monkeypatch) as launches:
-            result = op.function(*values, **case.options)
-            outputs = result if isinstance(result, tuple) else (result,)
-            mx.eval(outputs)
-            if which := differentiated(op, values):
-                cotangents = [mx.ones(y.shape, y.dtype) for y in outputs]
-                function = partial(op.function, **case.options)
-                mx.eval(gradients(function, values, which, cotangents))
+            mx.eval(case_with_gradients(op, case, dtype))
         for launch in distinct(launches):
             assert_as_on_cpu(launch, tmp_path, 1e-6)  # some outputs are roundings themselves
 

@@ -34,12 +34,14 @@ def test_a_shapeless_gradient_takes_another_shape(text):
 def test_every_function_and_its_derivative(name):
     text = f"{name}(x)"
     function, plain = zmlx.elementwise.unary(text), parse(text)
-    got, want = function(X), plain.evaluate({"x": X})
+    x = X + 1 if name == "acosh" else X
+    got, want = function(x), plain.evaluate({"x": x})
+    assert mx.isfinite(want).all()
     close(got, want)
     if not plain.is_condition:
         close(
-            mx.grad(lambda x: (function(x) * Y).sum())(X),
-            mx.grad(lambda x: (plain.evaluate({"x": x}) * Y).sum())(X),
+            mx.grad(lambda x: (function(x) * Y).sum())(x),
+            mx.grad(lambda x: (plain.evaluate({"x": x}) * Y).sum())(x),
             1e-4,
         )
 

@@ -192,7 +192,8 @@ def test_shuffles_move_values_between_active_lanes(type_name: str, mask: int, ki
     dtype = VECTORS.get(plain) or getattr(mx, plain.replace("bool", "bool_"))
     lanes = int(plain[-1]) if plain in VECTORS else 1
     rng = np.random.default_rng(11)
-    values = mx.array(rng.integers(0, 100, (2, 32, lanes))).astype(dtype)
+    end = 2 if dtype == mx.bool_ else 100
+    values = mx.array(rng.integers(0, end, (2, 32, lanes))).astype(dtype)
     index = rng.integers(0, width, 32)
     source = "uint lane = thread_index_in_simdgroup;"
     if lanes == 1:

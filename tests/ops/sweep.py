@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from zmlx.arguments import dtype_name
 from zmlx.registry import Case, Op, ops
+from zmlx.testing import differentiated, draw, gradients
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 OPS = tuple(ops())
@@ -29,6 +32,26 @@ def label(op: Op, case: Case, dtype: mx.Dtype, extra: str = "") -> str:
 def outputs(result: Any) -> tuple[Any, ...]:
     """The outputs of a call, of which there may be one or several."""
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+
+def with_gradients(
+    op: Op, values: Sequence[mx.array | None], function: Callable[..., Any] | None = None
+) -> tuple[mx.array, ...]:
+    """The outputs of an op, or of another function of its arguments, and their gradients for random
+    cotangents."""
+    function = function or op.function
+    results = outputs(function(*values))
+    which = differentiated(op, values)
+    if not which:
+        return results
+    rng = np.random.default_rng(1)
+    cotangents = [mx.array(rng.standard_normal(y.shape)).astype(y.dtype) for y in results]
+    return (*results, *gradients(function, values, which, cotangents))
+
+
+def case_with_gradients(op: Op, case: Case, dtype: mx.Dtype) -> tuple[mx.array, ...]:
+    """As `with_gradients`, of a case."""
+    return with_gradients(op, draw(op, case, dtype), partial(op.function, **case.options))
 
 
 def option_cases(op: Op) -> Iterable[Case]:

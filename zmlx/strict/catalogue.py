@@ -1,7 +1,7 @@
 """Every kernel of the catalogue, as it is launched: forward, training and backward kernels, in the
 geometry of a GPU and of the CPU.
 
-Ops run on a Metal target that records instead of launching, so that a kernel is found by being
+Ops run on a target of a GPU that records instead of launching, so that a kernel is found by being
 launched, whatever module made it.
 """
 
@@ -19,13 +19,15 @@ import mlx.core as mx
 
 from .. import launch, registry, testing
 from ..metal import KernelSpec
-from ..targets import metal
+from ..targets import cuda, metal
+from ..transforms import strict
 from .check import METAL_VERSION, Problem, check_many, metal_text
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 #: What an op takes beside these: of each type that kernels compute in, and the narrowest.
 OTHERS = (mx.bool_, mx.int8, mx.uint8, mx.int32, mx.uint32, mx.int64, mx.uint64)
-GEOMETRIES = ("gpu", "cpu")
+#: By target. The text of the CPU's geometry is read as Metal, too.
+GEOMETRIES = {"metal": ("gpu", "cpu"), "cuda": ("gpu",)}
 
 # Settings of its own keep a recording apart from real launches, which ops remember.
 _recordings = count(1)
@@ -57,8 +59,11 @@ class Launch:
 
 
 @contextmanager
-def recording(op: str = "") -> Iterator[list[Launch]]:
-    """Kernels launched inside on the Metal target are recorded, and return zeros."""
+def recording(
+    op: str = "", *, target: str = "metal", geometry: str = "gpu", **constants: int
+) -> Iterator[list[Launch]]:
+    """Kernels launched inside are those of a GPU's target, in a geometry (see `launch.geometry`):
+    they are recorded, and return zeros."""
     found: list[Launch] = []
 
     def prepare(
@@ -85,26 +90,31 @@ def recording(op: str = "") -> Iterator[list[Launch]]:
         )
         return outputs[0] if len(outputs) == 1 else outputs
 
-    kept = metal.prepare, metal.launch, metal.unavailable
-    metal.prepare, metal.launch, metal.unavailable = prepare, zeros, lambda: None
+    module: Any = {"metal": metal, "cuda": cuda}[target]
+    kept = module.prepare, module.launch, module.unavailable
+    module.prepare, module.launch, module.unavailable = prepare, zeros, lambda: None
     try:
-        with launch.target("metal"):
+        # Strict: gradients are by rules alone, since CUDA has no node of MLX's to hold here.
+        constants["RECORDING"] = next(_recordings)
+        with launch.target(target), launch.geometry(geometry, **constants), strict():
             yield found
     finally:
-        metal.prepare, metal.launch, metal.unavailable = kept
+        module.prepare, module.launch, module.unavailable = kept
 
 
-def launches(names: Iterable[str] = (), *, every_case: bool = False) -> list[Launch]:
-    """The launches of the named ops (default: all), without repeats of the same text: every dtype,
-    geometry, option and kind of argument; with `every_case` every case in both geometries, with its
-    own options and in a dtype each."""
+def launches(
+    names: Iterable[str] = (), *, every_case: bool = False, target: str = "metal"
+) -> list[Launch]:
+    """The launches of the named ops (default: all) on a GPU's target, without repeats of the same
+    text: every dtype, geometry, option and kind of argument; with `every_case` every case in every
+    geometry, with its own options and in a dtype each."""
     wanted = set(names)
     found: dict[str, Launch] = {}
     for op in registry.ops():
         if wanted and not {op.name, op.family} & wanted:
             continue
-        for case, dtype, geometry in _combinations(op, every_case):
-            with launch.geometry(geometry, STRICT=next(_recordings)), recording(op.name) as some:
+        for case, dtype, geometry in _combinations(op, every_case, GEOMETRIES[target]):
+            with recording(op.name, target=target, geometry=geometry) as some:
                 _run(op, case, dtype, dict(case.options))
                 others = () if every_case or _is_index(op, dtype) else op.options
                 for options in ({o.name: v} for o in others for v in o.values):
@@ -115,17 +125,19 @@ def launches(names: Iterable[str] = (), *, every_case: bool = False) -> list[Lau
     for name, call in registry.calls():
         if wanted and name not in wanted:
             continue
-        for dtype, geometry in zip(DTYPES, ("gpu", "gpu", "cpu"), strict=True):
-            with launch.geometry(geometry, STRICT=next(_recordings)), recording(name) as some:
+        for dtype, geometry in zip(DTYPES, ("gpu", "gpu", GEOMETRIES[target][-1]), strict=True):
+            with recording(name, target=target, geometry=geometry) as some:
                 call(dtype)
             for item in some:
                 found.setdefault(item.text(), item)
     return list(found.values())
 
 
-def _combinations(op: registry.Op, every_case: bool) -> list[tuple[registry.Case, mx.Dtype, str]]:
+def _combinations(
+    op: registry.Op, every_case: bool, geometries: tuple[str, ...]
+) -> list[tuple[registry.Case, mx.Dtype, str]]:
     if every_case:
-        return [(c, d, g) for c, d in zip(op.cases, cycle(DTYPES)) for g in GEOMETRIES]
+        return [(c, d, g) for c, d in zip(op.cases, cycle(DTYPES)) for g in geometries]
 
     def elements(case: registry.Case) -> int:
         return prod((*case.lead, *case.sizes.values()))
@@ -137,7 +149,7 @@ def _combinations(op: registry.Op, every_case: bool) -> list[tuple[registry.Case
     return [
         (small, mx.bfloat16, "gpu"),
         (large, mx.float16, "gpu"),
-        (large, mx.float32, "cpu"),
+        (large, mx.float32, geometries[-1]),
         *((large, dtype, "gpu") for dtype in OTHERS if dtype in taken),
     ]
 
