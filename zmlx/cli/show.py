@@ -86,14 +86,13 @@ def _call(op: Op, dtype: mx.Dtype, gradient: bool) -> None:
 
 @contextmanager
 def _recorded(target: str) -> Iterator[list[Launch]]:
-    """Collects every launch that is prepared inside: those of Metal for CUDA, too, since what an op
-    does by the target tells the CPU from the GPUs."""
+    """Collects every launch that is prepared inside."""
     from zmlx import launch
     from zmlx.strict import catalogue
     from zmlx.targets import cpu
 
     if target != "cpu":
-        with launch.geometry("gpu", SHOW=next(_runs)), catalogue.recording() as launches:
+        with catalogue.recording(target=target) as launches:
             yield launches
         return
     launches = []
