@@ -26,6 +26,39 @@ def test_arrays_and_templates_of_wide_types(group: int) -> None:
         WIDE.check(group, meet=group > 1)
 
 
+@pytest.mark.parametrize(
+    ("declaration", "size"),
+    [
+        ("typedef vec<float, 4> V;", 32),
+        ("typedef const float4 V;", 32),
+        ("typedef metal::float4 W, V;", 32),
+        ("typedef float4 V[2];", 48),
+        ("using V = metal::float4;", 32),
+        ("using W = float4; using V = const W;", 32),
+        ("using V = matrix_float2x4;", 48),
+        ("using V = matrix<float, 2, 4>;", 48),
+        ("struct Types { using Wide = float4; }; typedef Types::Wide V;", 32),
+    ],
+)
+def test_members_of_types_by_any_name(declaration: str, size: int) -> None:
+    row = Row("r = sizeof(S) + x[i];", size + X, declaration + "struct S { float a; V v; };")
+    with zmlx.target("cpu"):
+        row.check(1)
+
+
+DEDUCED = """
+template <typename V> struct Pair { float a; V v; };
+template <typename V> int size(V) { return sizeof(Pair<V>); }
+template <typename V> int own_size(V) { struct Own { float a; V v; }; return sizeof(Own); }
+"""
+
+
+def test_members_of_types_that_a_call_deduces() -> None:
+    body = "r = size(float4(1)) + 100 * own_size(float3(1)) + 10000 * own_size(1.0f) + x[i];"
+    with zmlx.target("cpu"):
+        Row(body, 32 + 3200 + 80000 + X, DEDUCED).check(1)
+
+
 PACKED = Row(
     "packed_t packed = {uchar(1), half(2), float3(3, 4, 5), 6};"
     "packed.h += half(1); thread half& h = packed.h; h *= half(2); packed.v.y += x[i];"

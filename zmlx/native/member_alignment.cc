@@ -11,10 +11,10 @@ bool no_variable(const Token& token) {
                        "&"});
 }
 
-// Of a vector of more than 8 bytes, a matrix, or vec<T, n>, with any of the prefixes.
+// Of a vector of more than 8 bytes, a matrix, vec<T, n> or matrix<T, n, m>, with any of the prefixes.
 bool is_wide(std::string name) {
-  if (name == "vec") return true;
-  for (std::string prefix : {"simd_", "vector_", "metal_"}) {
+  if (name == "vec" || name == "matrix") return true;
+  for (std::string prefix : {"simd_", "vector_", "matrix_", "metal_"}) {
     if (name.compare(0, prefix.size(), prefix) == 0) name = name.substr(prefix.size());
   }
   size_t digits = name.find_first_of("234");
@@ -27,43 +27,83 @@ bool is_wide(std::string name) {
   return four_bytes && (lanes == "3" || lanes == "4");
 }
 
-// Names that `typedef float4 name;` and `using name = float4;` give.
-std::set<std::string> wide_names(const Tokens& tokens) {
-  std::set<std::string> names;
-  for (size_t i = 0; i + 4 < tokens.size(); ++i) {
-    auto wide = [&](size_t k) { return is_wide(tokens[k].text) || names.count(tokens[k].text); };
-    if (tokens[i].is("typedef") && wide(i + 1) && tokens[i + 3].is(";")) {
-      names.insert(tokens[i + 2].text);
-    }
-    if (tokens[i].is("using") && tokens[i + 2].is("=") && wide(i + 3)) {
-      names.insert(tokens[i + 1].text);
-    }
+// The wide types that a text names.
+class WideTypes {
+ public:
+  explicit WideTypes(const Unit& unit) : unit_(unit) {
+    find_aliases();
+    find_parameters();
+    find_arguments();
   }
-  return names;
-}
 
-// What templates call their types, of which any may be wide.
-std::set<std::string> type_parameters(const Tokens& tokens) {
-  std::set<std::string> names;
-  for (size_t i = 1; i + 1 < tokens.size(); ++i) {
-    bool parameter = tokens[i].is_any({"class", "typename"}) && tokens[i - 1].is_any({"<", ","});
-    if (parameter) names.insert(tokens[i + 1].text);
+  // Whether the type of a member says token i, in itself or by a template parameter.
+  bool may_be(size_t i) const {
+    const std::string& name = unit_.tokens[i].text;
+    if (named(i)) return true;
+    if (!parameters_.count(name)) return false;
+    bool local = unit_.outline.function_at(i) && !unit_.in_kernel(i);
+    return given_ || (deduced_ && (passed_on_ || local));
   }
-  return names;
-}
 
-// Whether a template of the text is given a wide type by name.
-bool gives_wide_types(const Unit& unit, const std::set<std::string>& names) {
-  for (size_t i = 1; i < unit.tokens.size(); ++i) {
-    size_t end = unit.outline.angle_end(i);
-    auto& name = unit.tokens[i - 1];
-    if (end == Outline::none || name.is_any({"array", "as_type", "static_cast", "vec"})) continue;
-    for (size_t k = i + 1; k < end; ++k) {
-      if (is_wide(unit.tokens[k].text) || names.count(unit.tokens[k].text)) return true;
+ private:
+  bool named(size_t i) const {
+    return is_wide(unit_.tokens[i].text) || aliases_.count(unit_.tokens[i].text);
+  }
+
+  // `typedef vec<float, 4> name, name[2];` and `using name = metal::float4;`.
+  void find_aliases() {
+    const Tokens& tokens = unit_.tokens;
+    for (size_t i = 0; i + 4 < tokens.size(); ++i) {
+      bool equals = tokens[i].is("using") && tokens[i + 2].is("=");
+      if (!equals && !tokens[i].is("typedef")) continue;
+      size_t end = unit_.outline.statement_end(i);
+      bool wide = false;
+      for (size_t k = i + 1; k < end; ++k) wide |= named(k);
+      if (!wide) continue;
+      if (equals) aliases_.insert(tokens[i + 1].text);
+      for (size_t k = i + 1; k < end && !equals; ++k) {
+        if (unit_.outline.partner[k] != Outline::none) k = unit_.outline.partner[k];
+        bool declares = tokens[k].kind == Token::word && tokens[k + 1].is_any({",", ";", "["});
+        if (declares) aliases_.insert(tokens[k].text);
+      }
     }
   }
-  return false;
-}
+
+  void find_parameters() {
+    const Tokens& tokens = unit_.tokens;
+    for (size_t i = 1; i + 1 < tokens.size(); ++i) {
+      bool parameter = tokens[i].is_any({"class", "typename"}) && tokens[i - 1].is_any({"<", ","});
+      if (parameter) parameters_.insert(tokens[i + 1].text);
+      if (tokens[i].is_any({"struct", "class", "union"})) structs_.insert(tokens[i + 1].text);
+    }
+  }
+
+  // What is between the < > of templates.
+  void find_arguments() {
+    const Tokens& tokens = unit_.tokens;
+    auto& signature = unit_.signature;
+    for (size_t i = 1; i < tokens.size(); ++i) {
+      deduced_ |= named(i) && (i < signature.open || i > signature.body);
+      size_t end = unit_.outline.angle_end(i);
+      auto& name = tokens[i - 1];
+      if (end == Outline::none || name.is_any({"array", "as_type", "static_cast", "vec", "matrix"})) {
+        continue;
+      }
+      for (size_t k = i + 1; k < end; ++k) {
+        given_ |= named(k);
+        passed_on_ |= structs_.count(name.text) && parameters_.count(tokens[k].text);
+      }
+    }
+  }
+
+  const Unit& unit_;
+  std::set<std::string> aliases_;
+  std::set<std::string> parameters_;  // what templates call their types
+  std::set<std::string> structs_;
+  bool given_ = false;      // a template is given a wide type by name
+  bool passed_on_ = false;  // a struct is given a parameter of another template
+  bool deduced_ = false;    // a wide type is named, which a call may deduce a parameter from
+};
 
 // The braces of structs that are __attribute__((packed)), in front or behind. g++ packs no members
 // with constructors, which half and the vectors are, unless a pragma says so.
@@ -109,8 +149,7 @@ void ask_members_alignment(Unit& unit) {
 bool align_members(Unit& unit) {
   Tokens& tokens = unit.tokens;
   ask_members_alignment(unit);
-  std::set<std::string> names = wide_names(tokens), parameters = type_parameters(tokens);
-  bool any_wide = gives_wide_types(unit, names);
+  WideTypes wide_types(unit);
   std::set<size_t> packed = pack(unit);
   bool aligned = false;
   for (size_t i = 2; i + 1 < tokens.size(); ++i) {
@@ -124,8 +163,7 @@ bool align_members(Unit& unit) {
       size_t last = unit.outline.angle_end(name + 1);
       if (last == Outline::none) last = name;
       for (size_t k = name; k <= last; ++k) {
-        wide |= is_wide(tokens[k].text) || names.count(tokens[k].text) ||
-                (any_wide && parameters.count(tokens[k].text));
+        wide |= wide_types.may_be(k);
         variable &= !no_variable(tokens[k]);
         if (!tokens[k].dropped) type += tokens[k].text + " ";
       }
