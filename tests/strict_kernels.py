@@ -28,6 +28,26 @@ METAL_REFUSES = [
     ("a pointer to a template type has an address space",
      "template <typename U> U first(U* p) { return p[0]; }", "y[0] = first(y);",
      "pointer type must have an address space"),
+    ("a pointer to a type of another name has an address space",
+     "typedef float real;\nvoid twice(real* a) { *a *= 2; }", "y[0] = x[0];",
+     "pointer type must have an address space"),
+    ("so has one to a macro for a type", "#define REAL const float\nREAL* first(REAL* a);",
+     "y[0] = x[0];", "pointer type must have an address space"),
+    ("so has one to a member of a template parameter",
+     "template <typename U> void twice(typename U::type* a) { *a *= 2; }", "y[0] = x[0];",
+     "pointer type must have an address space"),
+    ("a reference to a matrix has an address space", "void clear(float3x3& m) { m[0] = 0; }",
+     "y[0] = x[0];", "reference type must have an address space"),
+    ("so has one to vec", "void clear(vec<float, 2>& v) { v = 0; }", "y[0] = x[0];",
+     "reference type must have an address space"),
+    ("so has one to an array object", "void clear(metal::array<float, 2>& v) { v[0] = 0; }",
+     "y[0] = x[0];", "reference type must have an address space"),
+    ("so has one to an array", "void clear(float (&v)[2]) { v[0] = 0; }", "y[0] = x[0];",
+     "reference type must have an address space"),
+    ("so has one to a complex number", "void clear(complex_t<float>& v) { v.real = 0; }",
+     "y[0] = x[0];", "reference type must have an address space"),
+    ("so has one to a matrix of a simdgroup", "void clear(simdgroup_float8x8& m) {}",
+     "y[0] = x[0];", "reference type must have an address space"),
     ("a cast names an address space", "", "y[0] = as_type<float>(*(int*)(y));",
      "pointer type must have an address space"),
     ("const device does not lose its const", "", "device float* p = x; p[0] = 1;",
@@ -44,6 +64,13 @@ METAL_REFUSES = [
      "struct S { float a; float get() const { return a; } };",
      "const device S* s = (const device S*)x; y[0] = s[0].get();",
      "'get' is a member function of thread objects"),
+    ("a constant pointer does not construct from a device one",
+     "struct S { const device float* p; S(const device float* q) : p(q) {} };",
+     "S s(w); y[0] = s.p[0];", "no matching constructor for initialization of 'thread S'"),
+    ("a temporary beside another argument",
+     "struct B { float v; };\nB box(float v) { return {v}; }\n"
+     "float get(const thread B& b, const device float* p) { return b.v + p[0]; }",
+     "y[0] = get(box(x[0]), w);", "no matching function for call to 'get'"),
     ("an output is no atomic unless it is declared so", "",
      "atomic_fetch_add_explicit(&y[0], 1.0f, memory_order_relaxed);", "no matching function"),
     # ---- program scope and storage (§4.2, §4.4, §5.3)
@@ -118,6 +145,8 @@ METAL_REFUSES = [
     ("as_type keeps the size", "", "y[0] = as_type<float>(h[0]);",
      "as_type needs types of the same size"),
     ("braces do not narrow", "", "int a[1] = {x[0]}; y[0] = a[0];", "cannot be narrowed"),
+    ("nor a float to a half", "struct P { half a; };", "float f = x[0];\nP p = {f};\ny[0] = p.a;",
+     "cannot be narrowed from type 'float' to 'half'"),
     # ---- overloads (§6)
     ("max of int and uint is ambiguous", "", "uint u = 3; y[0] = max(n, u);",
      "call to 'max' is ambiguous"),
@@ -174,6 +203,16 @@ METAL_REFUSES = [
      "undeclared identifier '__syncthreads'"),
     ("a thread attribute is spelled right", "", "y[thread_position_in_gird.x] = 0;",
      "undeclared identifier 'thread_position_in_gird'"),
+    ("MLX's functions are not defined again",
+     "inline float log1p(float v) { return log(1.0f + v); }", "y[0] = log1p(x[0]);",
+     "redefinition of 'log1p'"),
+    ("nor its templates", "template <typename U, typename V> U cast_to(V v) { return U(v); }",
+     "y[0] = cast_to<float>(n);", "redefinition of 'cast_to'"),
+    ("MLX's ceildiv is no constant", "", "constexpr int k = ceildiv(N, 3); y[0] = k;",
+     "must be initialized by a constant expression"),
+    ("vertex is a keyword", "", "float vertex = x[0]; y[0] = vertex;", "is a keyword of Metal"),
+    ("fragment is a keyword", "float f(float fragment) { return 1; }", "y[0] = f(1);",
+     "is a keyword of Metal"),
     ("attributes are known", "[[fastcall]] float f(float v) { return v; }", "y[0] = f(x[0]);",
      "unknown attribute 'fastcall'"),
     # ---- what C++ has and Metal has not (§1.5.4)
@@ -190,6 +229,11 @@ METAL_REFUSES = [
     ("inline assembly", "", 'asm("nop"); y[0] = 0;', "inline assembly"),
     ("lambdas before Metal 3.2", "", "auto f = [](float v) { return v; }; y[0] = f(x[0]);",
      "Metal 3.1 has no lambda expressions"),
+    ("template arguments of a class are not deduced",
+     "template <typename U> struct Box { U v; Box(U a) : v(a) {} };", "Box b(x[0]); y[0] = b.v;",
+     "deduces no template arguments"),
+    ("template parameters of any type", "template <auto k> int f() { return k; }",
+     "y[0] = f<3>();", "has no template <auto>"),
     ("variadic functions", "float f(int k, ...) { return k; }", "y[0] = f(1, 2);",
      "variadic arguments are not allowed"),
     ("a dependent type says typename",
@@ -203,6 +247,7 @@ CATALOGUE_REFUSES = [
      "can only be declared in the outermost scope of a kernel function"),
     ("a half is stored by a cast", "", "half v = x[0]; y[0] = v;", "must be cast"),
     ("a half literal is cast", "", "half v = 0.5f; y[0] = v;", "must be cast"),
+    ("so is one in braces", "", "half a[2] = {0.5f, h[0]}; y[0] = a[0];", "must be cast"),
     ("arms of ?: have one type", "", "y[0] = n > 0 ? h[0] : x[0];", "both arms of"),
     ("arms of ?: with a literal have one type", "", "y[0] = n > 0 ? b[0] : 0.0f;", "both arms of"),
     ("overloads differ in more than the address space",
@@ -231,11 +276,74 @@ CATALOGUE_REFUSES = [
      "float (*f)(float) = one; y[0] = f(x[0]);", "pointers to functions are not allowed"),
     ("derived classes", "struct A { int a; };\nstruct B : A { int b; };", "y[0] = 0;",
      "no derived classes"),
+    ("a base by another name",
+     "template <typename U> struct A { U v; A(U a) : v(a) {} };\n"
+     "struct D : A<float> { using Base = A<float>; D(float a) : Base(a) {} };",
+     "D d(x[0]); y[0] = d.v;", "no derived classes"),
     ("includes", "#include <metal_stdlib>\n", "y[0] = 0;", "kernels include nothing"),
     ("builtins of the compiler", "", "y[0] = __builtin_fabsf(x[0]);", "not in Metal's library"),
 ]  # fmt: skip
 
 BOTH_ACCEPT = [
+    ("variables of vectors with round brackets",
+     "using V = float2;\nstatic constant float2 k(1, 2);\n"
+     "template <typename U> float last() { U v(1, 2), w(3, 4); return v.y + w.y; }\n"
+     "struct S { float2 v; V w; int n; S(float a, float b) : v(a, b), w(b, a), n(int(a)) {} };\n"
+     "template <typename U> struct P { U a, b; P(U c, U d) : a(c), b(d) {} };",
+     "float2 a(1, 2), e = 1, c(e.x, x[0]); V d(1, 2); metal::float2 const_(1, 2); S s(1, 2);\n"
+     "for (float2 f(0, 2); f.x < 1; f.x += 1) y[1] = f.y; const metal::float3 g(a, 1);\n"
+     "using Q = P<float>; Q q(1, 2); y[0] = last<float2>() + s.v.x + s.w.y + k.x + c.y + q.a;"),
+    ("structs with attributes",
+     "struct alignas(16) S { float4 v; static constexpr constant int k = 4;\n"
+     "float4 twice(float a) const { return v * a; } };\n"
+     "struct __attribute__((packed)) P { uchar c; half h; static constexpr constant int k = 4; };\n"
+     "struct [[gnu::packed]] G { uchar c; half h; G(const thread G& g) : c(g.c), h(g.h) {} };\n"
+     "[[gnu::noinline]] float first(const device S* s) { return s[0].v.x; }",
+     "S s; s.v = x[0]; P p; p.h = h[0]; y[0] = s.twice(S::k).x + float(p.h) * P::k;\n"
+     "y[1] = first((const device S*)x);"),
+    ("local structs that compute with vectors", "",
+     "struct A { float2 v; float2 twice() const { return v * 2; } float2 both(float a, float b) {\n"
+     "return float2(a, b); } };\n"
+     "struct Add { float4 operator()(float4 a, float4 b) const { return a + b; } };\n"
+     "A a = {float2(1)}; y[0] = a.twice().x + Add()(float4(1), float4(2)).x + a.both(1, 2).y;"),
+    ("places in arrays and matrices",
+     "void sort(thread float& a, thread float& b) { float t = min(a, b); b = max(a, b); a = t; }\n"
+     "void one(thread float3& v) { v = normalize(v); }\n"
+     "float sum(const threadgroup array<float, 2>& a) { return a[0] + a.size(); }\n"
+     "constant array<float, 2> t = {{1, 2}};",
+     "array<float, 2> a = {{2, 1}}; sort(a[0], a[1]); thread float& r = a[1]; r = 3;\n"
+     "const thread float* p = &a[0]; float3x3 m(2.0f); one(m[1]); float s = p[0] + m[2].x;\n"
+     "for (float v : t) s += v; threadgroup array<float, 2> u; u[0] = t[0] + t.size();\n"
+     "for (float v : a) s += v; y[0] = s + sum(u) + float3x3(1)[1].y + array<float, 1>{{4}}[0];"),
+    ("arrays that are members",
+     "struct S { array<float, 2> a; float3x3 m; auto first() const { return a[0]; }\n"
+     "S(float v) { a[0] = v; a[1] = a[0]; m[0].x = v; for (float u : a) m[1].x += u; } };",
+     "S s(x[0]); y[0] = s.first() + s.m[0].x + s.a[1]; threadgroup S t[1]; t[0] = s;\n"
+     "threadgroup float& r = t[0].a[1]; y[1] = r + t[0].m[1].x;"),
+    ("members of templates in an address space",
+     "template <typename U> struct Pack { using word = uint; typedef U type; };\n"
+     "uint first(const device Pack<float>::word* p) { return p[0]; }\n"
+     "template <typename U> float again(const device typename U::type* p,\n"
+     "thread ::metal::float2& v, thread float (&a)[1]) { return p[0] + v.x + a[0]; }",
+     "float2 v = 1; float a[1] = {2}; thread float2* p = &v;\n"
+     "y[0] = first((const device uint*)x) + again<Pack<float>>(x, v, a) + float2(*p)[1];"),
+    ("default arguments of methods",
+     "struct S { float v; float get(float2 a = float2(1, 2), float b = 0.5f) const {\n"
+     "return v + a.y * b; } };", "S s = {1}; y[0] = s.get() + s.get(3.0f) + S{2}.get();"),
+    ("constants made of floats", "",
+     "float a[int(N * 1.5)]; a[5] = 1; const int k = int(N * 0.5f); float c[k]; c[1] = 2;\n"
+     "y[0] = a[int(0.5f * 10)] + c[1];"),
+    ("limits and traits of numbers", "",
+     "using L = numeric_limits<T>; y[0] = L::digits10 + L::radix + L::max_exponent10 +\n"
+     "numeric_limits<half>::has_quiet_NaN + numeric_limits<int>::digits10 + L::min_exponent;\n"
+     "static_assert(numeric_limits<float>::max_digits10 == 9 && L::digits10 == 2, \"\");\n"
+     "common_type_t<int, float> v = 1.5f; y[1] = v; z[0] = L::round_error();"),
+    ("temporaries beside other arguments",
+     "struct B { float v; B(float a) : v(a) {} B(const thread B& b) : v(b.v) {} };\n"
+     "float get(const thread B& b, const device float* p, const thread float2& q) {\n"
+     "return b.v + p[0] + q.x; }\n"
+     "template <typename U> float sum(const thread U& u, constant float* p) { return u.v + p[0]; }",
+     "y[0] = get(B(1), x, float2(1, 2)) + sum(B(2), w); float2 v = 1; y[1] = get(B(2), y, v);"),
     ("vectors, swizzles and constructors", "",
      "float4 a = float4(1, 2, 3, 4); float2 p(1.0f, 2.0f); a.xy = p.yx; a = float4(a.wz, p);\n"
      "half4 q = half4(a); a += float4(q) * 2; half2 d = q.xy * 2.0; y[0] = dot(a, a) + d.x;"),

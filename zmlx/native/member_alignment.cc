@@ -11,7 +11,7 @@ bool no_variable(const Token& token) {
                        "&"});
 }
 
-// Of a vector of more than 8 bytes, a matrix, vec<T, n> or matrix<T, n, m>, with any of the prefixes.
+// Of a vector of more than 8 bytes or a matrix, with any of the prefixes, or of their templates.
 bool is_wide(std::string name) {
   if (name == "vec" || name == "matrix") return true;
   for (std::string prefix : {"simd_", "vector_", "matrix_", "metal_"}) {
@@ -86,9 +86,8 @@ class WideTypes {
       deduced_ |= named(i) && (i < signature.open || i > signature.body);
       size_t end = unit_.outline.angle_end(i);
       auto& name = tokens[i - 1];
-      if (end == Outline::none || name.is_any({"array", "as_type", "static_cast", "vec", "matrix"})) {
-        continue;
-      }
+      if (end == Outline::none || name.is_any({"array", "as_type", "static_cast"})) continue;
+      if (name.is_any({"vec", "matrix"})) continue;
       for (size_t k = i + 1; k < end; ++k) {
         given_ |= named(k);
         passed_on_ |= structs_.count(name.text) && parameters_.count(tokens[k].text);

@@ -64,8 +64,18 @@ def check_many(
 ) -> list[list[Problem]]:
     """`check` of every text, in parallel; about 15 ms each."""
     outlines = [_outline(text, version) for text in metal_texts]
-    translated = [translate.to_clang(o.text, o, arms=catalogue) for o in outlines]
-    found = clang.read(translated, version, function_pointers=not catalogue)
+
+    def read(some: list[Outline], *, copied: bool) -> list[list[clang.Diagnostic]]:
+        texts = [translate.to_clang(o.text, o, arms=catalogue, copied=copied) for o in some]
+        return clang.read(texts, version, function_pointers=not catalogue)
+
+    found = read(outlines, copied=False)
+    # Of a call that has a temporary, the other arguments.
+    calls = [{d.line for d in some if _of_temporary(d)} for some in found]
+    which = [k for k, lines in enumerate(calls) if lines]
+    again = read([outlines[k] for k in which], copied=True) if which else []
+    for k, diagnostics in zip(which, again, strict=True):
+        found[k] += [d for d in diagnostics if d.line in calls[k] and "no matching" in d.message]
     return [
         _problems(outline, diagnostics, version, catalogue)
         for outline, diagnostics in zip(outlines, found, strict=True)
@@ -106,7 +116,10 @@ def _problems(
         and outline.tokens[s.open].start < where.kernel
         and "kernel" in {outline[i] for i in range(s.head, s.parameters[0])}
     ]
+    literals = {token.line for token in outline.tokens if translate.is_float(token)}
     for diagnostic in diagnostics:
+        if _NARROWED in diagnostic.message and diagnostic.line in literals:
+            continue  # of one whose value translate.py hides
         said = _say(diagnostic)
         if _LOCAL in diagnostic.message and any(diagnostic.line in lines for lines in kernels):
             continue  # of a kernel in the header, which translate.py makes a function
@@ -167,10 +180,15 @@ _TEMPORARY = re.compile(
     r"|cannot deduce a type for '\w+' that would make '(const )?__private [^']*' equal '(?!.*__)"
     r"|binding reference of type 'const __private [^']*' to value of type '(?!.*__).*changes"
 )
+# OpenCL has no implicit copy from constant, Metal has.
+_COPY = re.compile(
+    r"implicit (?:copy|move) constructor\) not viable: cannot bind reference .*'__constant'"
+)
 # The arms of ?:, of one class in two spaces: OpenCL has no copy of them, Metal has.
 _TYPE = r"'([^']*)'(?: \(aka '([^']*)'\))?"
 _ARMS = re.compile(rf"(?:incompatible operand types \(|is ambiguous; ){_TYPE} and {_TYPE}")
 _OBJECT = re.compile(r"(?:const |__(?:global|local|private|constant|generic) )*([\w:]+(<.*>)?)")
+_NARROWED = "cannot be narrowed from type 'float' to 'half'"
 _LOCAL = "non-kernel function variable cannot be declared in local address space"
 _CAST = re.compile(r"(?:C-style |static_)cast from (.*?) to (.*)")
 _COMPONENTS = re.compile(r"(?:, |ext_vector_type\()(\d)")
@@ -192,6 +210,11 @@ def _copies(message: str) -> bool:
         return False
     first, second = (_OBJECT.fullmatch(arms[i + 1] or arms[i]) for i in (1, 3))
     return first is not None and second is not None and first[1] == second[1]
+
+
+def _of_temporary(diagnostic: clang.Diagnostic) -> bool:
+    """Whether OpenCL only refuses to bind a reference to a temporary."""
+    return any(map(_TEMPORARY.search, (diagnostic.message, *diagnostic.notes)))
 
 
 def _say(diagnostic: clang.Diagnostic) -> tuple[str, str] | None:
@@ -217,17 +240,13 @@ def _say(diagnostic: clang.Diagnostic) -> tuple[str, str] | None:
             name = narrow[1]
             return f"float does not convert to '{name}' (bfloat) implicitly: cast it", "metal"
         return f"a float stored as '{narrow[1]}' must be cast", "catalogue"
-    if "cannot be narrowed from type 'float' to 'half'" in message:
-        return None  # a literal whose value translate.py hides
     if message.startswith("too few elements in vector") and not any(
         "zk_made" in note for note in diagnostic.notes
     ):
         return None  # of a list in braces Metal clears the others
-    if message.startswith("no matching constructor") and any(
-        "__constant" in note for note in diagnostic.notes
-    ):
-        return None  # OpenCL has no implicit copy from constant, Metal has
-    if any(_TEMPORARY.search(text) for text in (message, *diagnostic.notes)):
+    if message.startswith("no matching constructor") and any(map(_COPY.search, diagnostic.notes)):
+        return None
+    if _of_temporary(diagnostic):
         return None
     if "is ambiguous" in message and any("explicitly deleted" in n for n in diagnostic.notes):
         return None  # what a function returns has no space in OpenCL; see translate._methods

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from ..packed import MOST_BUFFERS
-from .tokens import Outline, Scope
-from .translate import COHERENT_IN, ELEMENTS, SPACES, VECTORS, Layout
+from .tokens import Outline, Scope, tokenize
+from .translate import COHERENT_IN, DEFINE, ELEMENTS, SPACES, VECTORS, Layout
 
 #: Line of the Metal text, what is wrong.
 Finding = tuple[int, str]
@@ -23,7 +23,11 @@ _KNOWN_TYPES = {
     "atomic_float", "atomic_ulong", "uintptr_t", "intptr_t", *ELEMENTS, *VECTORS,
     *(f"{u}int{n}_t" for u in ("", "u") for n in (8, 16, 32, 64)),
     *(f"bool{n}" for n in "234"), *(f"packed_{v}" for v in VECTORS),
+    *(f"{p}float{c}x{r}" for p in ("", "simd_", "matrix_") for c in "234" for r in "234"),
+    *(f"half{c}x{r}" for c in "234" for r in "234"),
+    *(f"simdgroup_{e}8x8" for e in ("half", "bfloat", "float")),
 }  # fmt: skip
+_TEMPLATES = ("vec", "packed_vec", "matrix", "array", "complex_t", "atomic", "simdgroup_matrix")
 _QUALIFIERS = ("const", "volatile", "constexpr", "static", "inline", "extern", "struct", "typename",
                "unsigned", "signed", "long", "coherent", "restrict")  # fmt: skip
 
@@ -70,9 +74,16 @@ def metal(outline: Outline, version: int) -> Iterator[Finding]:
             yield line, "variables in a function cannot be static (§5.3)"
         elif text == "[" and version < 320 and _is_lambda(outline, i):
             yield line, f"Metal {version / 100:.1f} has no lambda expressions; 3.2 has (§1.5.4)"
+        elif text in ("vertex", "fragment") and outline[i + 1] in (",", ")", "=", ";", "["):
+            yield line, f"'{text}' is a keyword of Metal (§5.1)"
+        elif text == "auto" and version < 400 and _is_parameter(outline, i):
+            yield line, f"Metal {version / 100:.1f} has no template <auto>"
         elif text == "coherent" and version < 320 and _is_qualifier(outline, i):
             yield line, f"Metal {version / 100:.1f} has no coherent memory; 3.2 has (§4.8)"
     yield from _spaceless(outline)
+    if version < 400:
+        for line, name in _deduced(outline):
+            yield line, f"Metal {version / 100:.1f} deduces no template arguments: {name}<…>"
     for line, header in _includes(outline):
         if not re.fullmatch(r"<(metal_\w+|simd/simd\.h)>", header):
             yield line, f"{header} is not a header of Metal's library (§6.1)"
@@ -92,6 +103,13 @@ def _in_function(outline: Outline, i: int) -> bool:
 
 def _is_qualifier(outline: Outline, i: int) -> bool:
     return outline[i + 1] == "(" and outline[i + 2] in COHERENT_IN
+
+
+def _is_parameter(outline: Outline, i: int) -> bool:
+    """Whether token i is of a template's parameters."""
+    while i > 0 and outline[i] not in ("<", ">", ";", "{", "}", "(", ")"):
+        i -= 1
+    return outline[i] == "<" and outline[i - 1] == "template"
 
 
 def _is_lambda(outline: Outline, i: int) -> bool:
@@ -115,13 +133,36 @@ def _derived(outline: Outline) -> Iterator[Finding]:
                 break
 
 
+def _deduced(outline: Outline) -> Iterator[tuple[int, str]]:
+    """Variables of a class template of the text that is given no arguments: `Box b(1)`."""
+    types = [scope for scope in outline.scopes if scope.kind == "type"]
+    templates = {s.name for s in types if outline[s.head] == "template"}
+    templates -= {s.name for s in types if outline[s.head] != "template"}
+    for i, token in enumerate(outline.tokens):
+        if token.text not in templates or outline[i + 2] not in ("(", "{", "=", ";"):
+            continue
+        scope = outline.scope_at(i)
+        function = scope.function
+        while scope.kind != "type" and scope.parent is not None:
+            scope = scope.parent  # in a class the name may stand for that class itself
+        declares = outline.tokens[i + 1].kind == "word" and function and scope.kind != "type"
+        if declares and outline[i - 1] not in ("struct", "class", "union", "::"):
+            yield token.line, token.text
+
+
 def _spaceless(outline: Outline) -> Iterator[Finding]:
     """Pointers and references without an address space (§4)."""
     types = (_KNOWN_TYPES | outline.types) - _values(outline)
+    types |= _type_macros(outline.text, types)
     for i, token in enumerate(outline.tokens):
-        if token.kind != "word" or token.text not in types:
+        if token.kind != "word":
             continue
-        if outline[i - 1] in (".", "->", "struct", "class", "using", "enum", "union"):
+        begin = _qualified(outline, i) - 1
+        dependent = outline[begin] == "typename" and begin < i - 1
+        template = token.text in _TEMPLATES and outline[i + 1] == "<"
+        if not (dependent or template or token.text in types):
+            continue
+        if outline[begin] in (".", "->", "struct", "class", "using", "enum", "union"):
             continue
         end, spaced = i + 1, False
         if outline[end] == "<":
@@ -131,14 +172,15 @@ def _spaceless(outline: Outline) -> Iterator[Finding]:
         while outline[end] in ("const", "volatile") or outline[end] in SPACES:
             spaced |= outline[end] in SPACES
             end += 1
+        if [outline[end + k] for k in (0, 1, 3, 4)] == ["(", "&", ")", "["]:  # `T (&name)[4]`
+            end += 1
         if outline[end] not in ("*", "&", "&&"):
             continue
         if outline[end] == "&&" and outline.tokens[end + 1].kind != "word":
             continue
-        begin = i - 1
-        while outline[begin] in _QUALIFIERS or outline[begin] in SPACES or outline[begin] == "::":
+        while outline[begin] in _QUALIFIERS or outline[begin] in SPACES:
             spaced |= outline[begin] in SPACES
-            begin -= 2 if outline[begin] == "::" else 1
+            begin -= 1
         if spaced or outline[begin] in ("operator", "sizeof"):
             continue
         what = "pointer" if outline[end] == "*" else "reference"
@@ -146,6 +188,29 @@ def _spaceless(outline: Outline) -> Iterator[Finding]:
             token.line,
             f"{what} type must have an address space: device, constant, thread or threadgroup (§4)",
         )
+
+
+def _qualified(outline: Outline, i: int) -> int:
+    """First token of the name that ends at i: of `Pack<U>::word`, `Pack`."""
+    while outline[i - 1] == "::":
+        last = i - 2
+        if outline[last] == ">":
+            last = outline.angle_start(last) - 1
+        named = last >= 0 and outline.tokens[last].kind == "word"
+        if not named or outline[last] in _QUALIFIERS or outline[last] in SPACES:
+            return i - 1  # of the `::` in front of all
+        i = last
+    return i
+
+
+def _type_macros(text: str, types: set[str]) -> set[str]:
+    """Macros that are one of the types, without an address space."""
+    names: set[str] = set()
+    for macro in DEFINE.finditer(text):
+        words = [t.text for t in tokenize(macro.group()) if t.directive][2:]
+        if set(words[1:]) & types and set(words[1:]) <= {*types, "const", "metal", "::"}:
+            names.add(words[0])
+    return names
 
 
 def _values(outline: Outline) -> set[str]:
@@ -158,6 +223,7 @@ def _values(outline: Outline) -> set[str]:
         and outline[i + 1] in (",", ")", "=", ";", "[", ">")
         and token.text not in _KNOWN_TYPES
         and outline[i - 2] not in ("=", "(", ",", "+", "*", "]", ")")
+        and outline[outline.statement(i)[0]] != "typedef"
     }
 
 

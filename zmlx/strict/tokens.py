@@ -143,6 +143,10 @@ class Outline:
             j = self.angle_end(j + 1) + 1
         words = []
         while j < brace:
+            past = self._past_attribute(j)
+            if past > j:
+                j = past
+                continue
             words.append(self[j])
             if self[j] == "<" and {"struct", "class", "union"} & set(words):
                 j = max(j, self.angle_end(j))  # of a specialisation or a base, with any brackets
@@ -178,6 +182,14 @@ class Outline:
         self.scopes.append(scope)
         return scope
 
+    def _past_attribute(self, i: int) -> int:
+        """The token behind the `alignas(…)`, `__attribute__((…))` or `[[…]]` that begins at i."""
+        if self[i] in ("alignas", "__attribute__") and self[i + 1] == "(":
+            return self.partner.get(i + 1, i - 1) + 1
+        if self[i] == self[i + 1] == "[":
+            return self.partner.get(i, i - 1) + 1
+        return i
+
     def _function_name(self, head: int, brace: int) -> tuple[str, tuple[int, int]]:
         j = head
         while self[j] == "template" and self[j + 1] == "<" and self.angle_end(j + 1) > 0:
@@ -186,10 +198,8 @@ class Outline:
             if self[j] == "(" and j in self.partner:
                 if self[j - 1] == "operator":
                     j += 2
-                if self[j - 1] not in ("__attribute__", "alignas"):
-                    return self[j - 1], (j, self.partner[j])
-                j = self.partner[j]
-            j += 1
+                return self[j - 1], (j, self.partner[j])
+            j = max(j + 1, self._past_attribute(j))
         return "", (0, 0)
 
     def angle_end(self, i: int) -> int:
@@ -210,9 +220,21 @@ class Outline:
             j += 1
         return -1
 
+    def angle_start(self, i: int) -> int:
+        """The `<` of the template list that closes at token i, or -1."""
+        j, depth = i, 0
+        while j > 0:
+            depth += (self[j] == ">") - (self[j] == "<")
+            if depth == 0:
+                return j if self.angle_end(j) == i else -1
+            j = self.partner[j] if self[j] in (")", "]", "}") and j in self.partner else j
+            j -= 1
+        return -1
+
     def arguments(self, opening: int) -> list[tuple[int, int]]:
         """First token and the one behind the last of each argument in the brackets at `opening`."""
-        found, begin, i, close = [], opening + 1, opening + 1, self.partner[opening]
+        close = self.partner.get(opening, opening)
+        found, begin, i = [], opening + 1, opening + 1
         while i <= close:
             if i == close or self[i] == ",":
                 if i > begin:
@@ -249,10 +271,11 @@ class Outline:
         """Types that the text declares, template parameters among them."""
         names: set[str] = set()
         for i, token in enumerate(self.tokens):
-            after = self.tokens[i + 1] if i + 1 < len(self.tokens) else None
+            declares = token.text in ("struct", "class", "union", "enum", "typename")
+            k = self._past_attribute(i + 1) if declares else i + 1
+            after = self.tokens[k] if k < len(self.tokens) else None
             if after is None or after.kind != "word":
                 continue
-            declares = token.text in ("struct", "class", "union", "enum", "typename")
             if declares or (token.text == "using" and self[i + 2] == "="):
                 names.add(after.text)
             elif token.text == "typedef":

@@ -12,11 +12,15 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 
-from .tokens import Outline, tokenize
+from .tokens import Outline, Scope, Token, tokenize
 
 ELEMENTS = (
     "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "bfloat", "float",
 )  # fmt: skip
+_INTEGERS = frozenset(
+    [*ELEMENTS[:8], "bool", "unsigned", "size_t"]
+    + [f"{u}int{n}_t" for u in ("", "u") for n in (8, 16, 32, 64)]
+)
 VECTORS = frozenset(
     prefix + e + n for prefix in ("", "simd_", "vector_") for e in ELEMENTS for n in "234"
 )
@@ -34,7 +38,8 @@ COHERENT_IN = ("device", "system", "threadgroup")
 _COHERENT = re.compile(rf"\bcoherent\s*\(\s*(?:{'|'.join(COHERENT_IN)})\s*\)")
 _ATTRIBUTE = re.compile(rf"\[\[\s*{_SAID}(\s*,\s*{_SAID})*\s*\]\]")
 _HAS_HEADER = re.compile(r"__has_include\s*\(\s*<metal_(?!\w*tensor)\w+>\s*\)")
-_DEFINE = re.compile(r"^[ \t]*#[ \t]*define\b(?:[^\\\n]|\\.)*", re.MULTILINE | re.DOTALL)
+#: A macro's definition.
+DEFINE = re.compile(r"^[ \t]*#[ \t]*define\b(?:[^\\\n]|\\.)*", re.MULTILINE | re.DOTALL)
 _ALIAS_MACRO = re.compile(
     rf"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+(?:{'|'.join(sorted(VECTORS))})\b[ \t]*(?=\n|/[/*])",
     re.MULTILINE,
@@ -106,17 +111,20 @@ class _Edits:
         # With the marks that continue a directive.
         self.replace(start, end, re.sub(r"(?!\\\n)[^\n]", " ", self.text[start:end]))
 
-    def result(self) -> str:
-        out, at = [], 0
+    def result(self, begin: int = 0, stop: int | None = None) -> str:
+        """The text, or a part of it."""
+        stop = len(self.text) if stop is None else stop
+        out, at = [], begin
         for start, end, new in sorted(self.edits):
-            if start >= at:
+            if start >= at and end <= stop:
                 out += [self.text[at:start], new]
                 at = end
-        return "".join([*out, self.text[at:]])
+        return "".join([*out, self.text[at:stop]])
 
 
-def to_clang(text: str, outline: Outline, *, arms: bool) -> str:
-    """The text for clang; with `arms`, both arms of ?: are checked to have one type."""
+def to_clang(text: str, outline: Outline, *, arms: bool, copied: bool = False) -> str:
+    """The text for clang; with `arms`, both arms of ?: are checked to have one type; `copied` are
+    parameters that are `const thread T&`, as which OpenCL takes no temporaries."""
     where = layout(text)
     edits = _Edits(text)
     for match in (*_ATTRIBUTE.finditer(text), *_COHERENT.finditer(text)):
@@ -134,6 +142,8 @@ def to_clang(text: str, outline: Outline, *, arms: bool) -> str:
     _non_constant(edits, outline)
     _constructors(edits, outline)
     _lists(edits, outline)
+    if copied:
+        _copies(edits, outline)
     _methods(edits, outline)
     _array_parameters(edits, outline)
     for match in _HAS_HEADER.finditer(text):
@@ -222,11 +232,16 @@ def _array_parameters(edits: _Edits, outline: Outline) -> None:
             i = outline.partner[i] + 1 if outline[i] in ("(", "[", "{") else i + 1
 
 
+def is_float(token: Token) -> bool:
+    """Whether a token is a float literal."""
+    literal = token.kind == "number" and _LITERAL.fullmatch(token.text)
+    return bool(literal) or token.text in ("INFINITY", "NAN")
+
+
 def _non_constant(edits: _Edits, outline: Outline) -> None:
     """Hides the value of float literals in function bodies, where nothing needs a constant."""
     for i, token in enumerate(outline.tokens):
-        literal = token.kind == "number" and _LITERAL.fullmatch(token.text)
-        if not literal and token.text not in ("INFINITY", "NAN"):
+        if not is_float(token):
             continue
         scope = outline.scope_at(i)
         function = scope.function
@@ -236,6 +251,10 @@ def _non_constant(edits: _Edits, outline: Outline) -> None:
         while scope.kind == "initializer" and scope.parent is not None:
             begin, scope = min(begin, scope.head), scope.parent
         words = {outline[j] for j in range(begin, i)}
+        if any(outline[j] == "[" and outline.partner.get(j, -1) > i for j in range(begin, i)):
+            continue  # a size
+        if outline[begin] == "const" and outline[begin + 1] in _INTEGERS:
+            continue  # a constant
         words |= {outline[j] for j in range(function.head, function.parameters[0])}
         if words & {"constexpr", "constant", "static_assert"}:
             continue
@@ -246,6 +265,8 @@ def _constructors(edits: _Edits, outline: Outline) -> None:
     """`V(a, b)` as `zk_make<V>(a, b)`, and `V v(a, b)` as `V v = zk_make<V>(a, b)`, for vectors and
     for types whose meaning a scan does not know."""
     aliases = _maybe_vectors(outline)
+    initialised = _initialised(outline)
+    members: dict[tuple[int, str], str] = {}
     i = 0
     while i < len(outline):
         token = outline.tokens[i]
@@ -259,7 +280,7 @@ def _constructors(edits: _Edits, outline: Outline) -> None:
                 i = last + 1
                 continue
         known = token.text in VECTORS or last > i
-        if known or token.text in aliases:
+        if (known or token.text in aliases) and i not in initialised:
             name = edits.text[token.start : outline.tokens[last].end]
             call = outline[last + 1] == "(" and outline[i - 1] not in ("operator", "~", "struct")
             # `V (&name)[4]` declares, `V (*)(int)` is a type.
@@ -267,22 +288,73 @@ def _constructors(edits: _Edits, outline: Outline) -> None:
             declares = outline[last + 2] in ("&", "*") and outline[close + 1] in ("[", "(")
             if call and not (declares and outline[close] == ")"):
                 edits.replace(token.start, outline.tokens[last].end, f"zk_make<{name}>")
-            elif (
-                known
-                and outline[last + 2] == "("
-                and outline.tokens[last + 1].kind == "word"
-                and (outline.scope_at(i).function is not None or outline[i - 1] == "constant")
-                and outline.statement(i)[0] in (i, i - 1)
-            ):
-                brace = outline.tokens[last + 2]
-                edits.replace(brace.start, brace.end, f" = zk_make<{name}>(")
+            elif outline.tokens[last + 1].kind == "word":
+                _declaration(edits, outline, i, last + 1, name, known, members)
         i = max(last, i) + 1
-    for macro in _DEFINE.finditer(edits.text):
+    for at, scope in initialised.items():
+        made = members.get((scope.parent.open if scope.parent else -1, outline[at]))
+        if made and outline[at + 1] == "(" and len(outline.arguments(at + 1)) > 1:
+            brace, end = outline.tokens[at + 1], outline.tokens[outline.partner[at + 1]]
+            edits.replace(brace.start, brace.end, f"(zk_make<{made}>(")
+            edits.replace(end.start, end.end, "))")
+    for macro in DEFINE.finditer(edits.text):
         tokens = [t for t in tokenize(macro.group()) if t.directive]
         for token, after in pairwise(tokens[3:]):
             if token.text in VECTORS | aliases and after.text == "(":
                 start = macro.start() + token.start
                 edits.replace(start, start + len(token.text), f"zk_make<{token.text}>")
+
+
+def _declaration(
+    edits: _Edits,
+    outline: Outline,
+    i: int,
+    k: int,
+    made: str,
+    known: bool,
+    members: dict[tuple[int, str], str],
+) -> None:
+    """The variables from token k on, of the type `made` at token i, which is a vector if it is
+    known: `v(a, b), w(c)`. Those of a struct are members, by the brace of the struct."""
+    scope = outline.scope_at(i)
+    while outline[i - 1] in ("::", "metal", "const", "constexpr", "static"):
+        i -= 1
+    if scope.kind == "type" and outline[i - 1] not in (";", "{", "}", ":"):
+        return  # a parameter
+    if scope.function is None and scope.kind != "type" and outline[i - 1] != "constant":
+        return  # a function or its parameter
+    while k < len(outline) and outline.tokens[k].kind == "word":
+        values = outline.arguments(k + 1) if outline[k + 1] == "(" else None
+        if scope.kind == "type":
+            if values is not None:
+                return  # a function
+            members[scope.open, outline[k]] = made
+        elif values is not None and (known or len(values) > 1):  # one may be a scalar's
+            brace = outline.tokens[k + 1]
+            edits.replace(brace.start, brace.end, f" = zk_make<{made}>(")
+        while k < len(outline) and outline[k] not in (",", ";", ")", "}"):
+            k = outline.skip(k)
+        if outline[k] != ",":
+            return
+        k += 1
+
+
+def _initialised(outline: Outline) -> dict[int, Scope]:
+    """What constructors initialise: of `S(int a) : v(a), w(a) {`, the tokens v and w."""
+    found: dict[int, Scope] = {}
+    for scope in outline.scopes:
+        if scope.kind != "function" or scope.parent is None or scope.name != scope.parent.name:
+            continue
+        k = scope.parameters[1] + 1
+        while k < scope.open and outline[k] != ":":
+            k = outline.skip(k)
+        while k < scope.open:
+            if outline[k] in (":", ","):
+                found[k + 1] = scope
+            elif outline[k] == "<":
+                k = max(k, outline.angle_end(k))
+            k = outline.skip(k)
+    return found
 
 
 def _lists(edits: _Edits, outline: Outline) -> None:
@@ -311,19 +383,43 @@ def _lists(edits: _Edits, outline: Outline) -> None:
                 edits.replace(closed.start, closed.end, ")")
 
 
+def _copies(edits: _Edits, outline: Outline) -> None:
+    """`const thread T& v` as `const T v` in parameters."""
+    for scope in outline.scopes:
+        if scope.kind != "function" or scope.parameters[0] not in outline.partner:
+            continue
+        for begin, end in outline.arguments(scope.parameters[0]):
+            words = {outline[k] for k in range(begin, end)}
+            # A constructor of copies takes a reference.
+            if {"const", "thread", "&"} <= words and not {"*", "(", scope.name} & words:
+                for token in outline.tokens[begin:end]:
+                    if token.text in ("thread", "&"):
+                        edits.blank(token.start, token.end)
+
+
 def _maybe_vectors(outline: Outline) -> set[str]:
     """Names of types in the text that may stand for a vector: aliases, macros of one word and
     template parameters."""
+    constructed = {s.name for s in outline.scopes if s.kind == "type"}
     names: set[str] = set(_ALIAS_MACRO.findall(outline.text))
     for i, token in enumerate(outline.tokens):
         after = outline[i + 1]
         parameter = token.text == "typename" and outline[i - 1] in ("<", ",")
-        if parameter or (token.text == "using" and outline[i + 2] == "="):
+        end = outline.statement(i)[1] if token.text in ("using", "typedef") else i
+        if parameter:
             names.add(after)
-        elif token.text == "typedef":
-            names.add(outline[outline.statement(i)[1] - 1])
-    constructed = {s.name for s in outline.scopes if s.kind == "type"}
+        elif token.text == "using" and outline[i + 2] == "=":
+            if not _whole(outline, i + 3, end, constructed):
+                names.add(after)
+        elif token.text == "typedef" and not _whole(outline, i + 1, end - 1, constructed):
+            names.add(outline[end - 1])
     return {name for name in names - constructed if re.fullmatch(r"[A-Za-z_]\w*", name)}
+
+
+def _whole(outline: Outline, begin: int, end: int, names: set[str]) -> bool:
+    """Whether the tokens up to the end are one of the names, with any template list."""
+    last = outline.angle_end(begin + 1) if outline[begin + 1] == "<" else begin
+    return outline[begin] in names and last == end - 1
 
 
 def _methods(edits: _Edits, outline: Outline) -> None:
@@ -347,7 +443,7 @@ def _methods(edits: _Edits, outline: Outline) -> None:
                 edits.blank(outline.tokens[close + 1].start, outline.tokens[close + 1].end)
         elif not {"static", "friend", "~"} & set(words) and not set(trailing) & set(SPACES):
             start = outline.tokens[scope.head].start
-            head = re.sub(r"//[^\n]*|\s+", " ", edits.text[start : outline.tokens[close].end])
+            head = re.sub(r"//[^\n]*|\s+", " ", edits.result(start, outline.tokens[close].end))
             const = "const" if "const" in trailing else ""
             for space in ("__global", "__local"):
                 edits.replace(start, start, f"{head} {const} {space} = delete; ")

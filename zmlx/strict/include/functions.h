@@ -246,9 +246,7 @@ struct matrix {
   matrix(zk_column, zk_column, zk_column);
   template <int N = Columns, typename = enable_if_t<N == 4>>
   matrix(zk_column, zk_column, zk_column, zk_column);
-  column& operator[](int);
-  column operator[](int) const;
-  column operator[](int) const constant;
+  ZK_ELEMENTS(column, int)
 };
 template <typename T, int C, int R> matrix<T, C, R> operator+(matrix<T, C, R>, matrix<T, C, R>);
 template <typename T, int C, int R> matrix<T, C, R> operator-(matrix<T, C, R>, matrix<T, C, R>);

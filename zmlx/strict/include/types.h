@@ -188,6 +188,13 @@ struct zk_pointee<R (*)(A...)> {
 template <typename P>
 using zk_function = typename zk_pointee<P>::type;
 
+template <typename T, typename U = T>
+using common_type_t = decltype(true ? T() : U());
+template <typename T, typename U = T>
+struct common_type {
+  typedef common_type_t<T, U> type;
+};
+
 template <typename T>
 struct remove_addrspace {
   typedef T type;
@@ -208,19 +215,30 @@ using remove_addrspace_t = typename remove_addrspace<T>::type;
 template <typename T>
 thread T& declval();
 
-template <typename T>
-struct numeric_limits {
-  static constexpr constant bool is_specialized = false;
+struct zk_limits {
+  static constexpr constant bool is_specialized = false, is_integer = false, is_exact = false,
+                                 is_signed = false, is_bounded = false, is_modulo = false,
+                                 is_iec559 = false, has_infinity = false, has_quiet_NaN = false,
+                                 has_signaling_NaN = false, has_denorm_loss = false, traps = false,
+                                 tinyness_before = false;
+  static constexpr constant int digits = 0, digits10 = 0, max_digits10 = 0, radix = 0,
+                                min_exponent = 0, min_exponent10 = 0, max_exponent = 0,
+                                max_exponent10 = 0;
 };
+template <typename T>
+struct numeric_limits : zk_limits {};
 #define ZK_INTEGER_LIMITS(T, low, high)                        \
   template <>                                                  \
-  struct numeric_limits<T> {                                   \
+  struct numeric_limits<T> : zk_limits {                       \
     static constexpr constant bool is_specialized = true;      \
     static constexpr constant bool is_integer = true;          \
     static constexpr constant bool is_exact = true;            \
-    static constexpr constant bool has_infinity = false;       \
+    static constexpr constant bool is_bounded = true;          \
     static constexpr constant bool is_signed = T(-1) < T(0);   \
+    static constexpr constant bool is_modulo = !is_signed;     \
+    static constexpr constant int radix = 2;                   \
     static constexpr constant int digits = sizeof(T) * 8 - (T(-1) < T(0)); \
+    static constexpr constant int digits10 = digits * 3 / 10;  \
     static constexpr T min() { return low; }                   \
     static constexpr T lowest() { return low; }                \
     static constexpr T max() { return high; }                  \
@@ -236,27 +254,37 @@ ZK_INTEGER_LIMITS(uint, 0, 4294967295u)
 ZK_INTEGER_LIMITS(long, -9223372036854775807l - 1, 9223372036854775807l)
 ZK_INTEGER_LIMITS(ulong, 0, 18446744073709551615ul)
 #undef ZK_INTEGER_LIMITS
-#define ZK_FLOAT_LIMITS(T, mantissa, low, high, eps)                     \
+#define ZK_FLOAT_LIMITS(T, mantissa, exponent, low, high, eps)           \
   template <>                                                            \
-  struct numeric_limits<T> {                                             \
+  struct numeric_limits<T> : zk_limits {                                 \
     static constexpr constant bool is_specialized = true;                \
-    static constexpr constant bool is_integer = false;                   \
-    static constexpr constant bool is_exact = false;                     \
-    static constexpr constant bool has_infinity = true;                  \
     static constexpr constant bool is_signed = true;                     \
+    static constexpr constant bool is_bounded = true;                    \
+    static constexpr constant bool is_iec559 = true;                     \
+    static constexpr constant bool has_infinity = true;                  \
+    static constexpr constant bool has_quiet_NaN = true;                 \
+    static constexpr constant bool has_signaling_NaN = true;             \
+    static constexpr constant int radix = 2;                             \
     static constexpr constant int digits = mantissa;                     \
+    static constexpr constant int digits10 = (mantissa - 1) * 3 / 10;    \
+    static constexpr constant int max_digits10 = 2 + mantissa * 3 / 10;  \
+    static constexpr constant int min_exponent = 3 - exponent;           \
+    static constexpr constant int min_exponent10 = (2 - exponent) * 3 / 10; \
+    static constexpr constant int max_exponent = exponent;               \
+    static constexpr constant int max_exponent10 = exponent * 3 / 10;    \
     static constexpr T min() { return T(low); }                          \
     static constexpr T max() { return T(high); }                         \
     static constexpr T lowest() { return T(-high); }                     \
     static constexpr T epsilon() { return T(eps); }                      \
+    static constexpr T round_error() { return T(0.5f); }                 \
     static constexpr T infinity() { return T(__builtin_inff()); }        \
     static constexpr T quiet_NaN() { return T(__builtin_nanf("")); }     \
     static constexpr T signaling_NaN() { return T(__builtin_nanf("")); } \
     static constexpr T denorm_min() { return T(low); }                   \
   };
-ZK_FLOAT_LIMITS(half, 11, 0x1p-14f, 65504.0f, 0x1p-10f)
-ZK_FLOAT_LIMITS(bfloat, 8, 0x1p-126f, 0x1.fep127f, 0x1p-7f)
-ZK_FLOAT_LIMITS(float, 24, 0x1p-126f, 0x1.fffffep127f, 0x1p-23f)
+ZK_FLOAT_LIMITS(half, 11, 16, 0x1p-14f, 65504.0f, 0x1p-10f)
+ZK_FLOAT_LIMITS(bfloat, 8, 128, 0x1p-126f, 0x1.fep127f, 0x1p-7f)
+ZK_FLOAT_LIMITS(float, 24, 128, 0x1p-126f, 0x1.fffffep127f, 0x1p-23f)
 #undef ZK_FLOAT_LIMITS
 
 // ---- vectors --------------------------------------------------------------------------------
@@ -427,6 +455,19 @@ struct zk_pair {
 template <typename A, typename B>
 zk_pair<A, B> zk_arms(A, B);
 
+// Subscripts of an object in every space, of one in a constructor, and of a temporary.
+#define ZK_ELEMENTS(T, I)                                 \
+  thread T& operator[](I) thread&;                        \
+  device T& operator[](I) device&;                        \
+  threadgroup T& operator[](I) threadgroup&;              \
+  const thread T& operator[](I) const thread&;            \
+  const device T& operator[](I) const device&;            \
+  const threadgroup T& operator[](I) const threadgroup&;  \
+  const constant T& operator[](I) const constant&;        \
+  T& operator[](I)&;                                      \
+  const T& operator[](I) const&;                          \
+  T operator[](I) const&&;
+
 // Packed vectors have the alignment of an element. Components by name are there, swizzles are not.
 template <typename T, int N>
 struct zk_packed_fields;
@@ -515,13 +556,25 @@ template <typename T, size_t N>
 struct array {
   T zk_elements[N];
   constexpr size_t size() const { return N; }
+  constexpr size_t size() const constant { return N; }
+  constexpr bool empty() const { return N == 0; }
+  constexpr bool empty() const constant { return N == 0; }
+#define ZK_SPACE(space)          \
+  space T* begin() space;        \
+  space T* end() space;          \
+  const space T* begin() const space; \
+  const space T* end() const space;
+  ZK_SPACE(thread)
+  ZK_SPACE(device)
+  ZK_SPACE(threadgroup)
+#undef ZK_SPACE
   T* begin();
   T* end();
   const T* begin() const;
   const T* end() const;
-  T& operator[](size_t);
-  const T& operator[](size_t) const;
-  const constant T& operator[](size_t) const constant;
+  const constant T* begin() const constant;
+  const constant T* end() const constant;
+  ZK_ELEMENTS(T, size_t)
 };
 
 template <typename To, typename From>

@@ -1,10 +1,10 @@
 // What MLX's own header declares before a custom kernel (mlx/backend/metal/kernels/utils.h), by
-// name and signature.
+// name and signature. Functions have a body, an empty one, since nothing can define them again.
 
 typedef bfloat bfloat16_t;
 typedef half float16_t;
-uint16_t bfloat16_to_uint16(bfloat16_t);
-bfloat16_t uint16_to_bfloat16(uint16_t);
+inline uint16_t bfloat16_to_uint16(bfloat16_t) {}
+inline bfloat16_t uint16_to_bfloat16(uint16_t) {}
 
 #define MLX_MTL_PRAGMA_UNROLL _Pragma("clang loop unroll(full)")
 #define MTL_CONST constant
@@ -102,22 +102,21 @@ struct Limits<complex_t<T>> {
 };
 
 template <typename I = int64_t>
-I elem_to_loc(I, constant const int* shape, constant const int64_t* strides, int ndim);
+inline I elem_to_loc(I, constant const int*, constant const int64_t*, int) {}
 template <typename I = int64_t>
-I elem_to_loc(uint3, constant const int* shape, constant const int64_t* strides, int ndim);
+inline I elem_to_loc(uint3, constant const int*, constant const int64_t*, int) {}
 template <typename I = int64_t>
-I elem_to_loc_1(uint, constant const int64_t& stride);
+inline I elem_to_loc_1(uint, constant const int64_t&) {}
 template <typename I = int64_t>
-I elem_to_loc_2(uint2, constant const int64_t strides[2]);
+inline I elem_to_loc_2(uint2, constant const int64_t[2]) {}
 template <typename I = int64_t>
-I elem_to_loc_3(uint3, constant const int64_t strides[3]);
+inline I elem_to_loc_3(uint3, constant const int64_t[3]) {}
 template <typename I = int64_t>
-vec<I, 2> elem_to_loc_2_nd(uint3, constant const int* shape, constant const int64_t* a_strides,
-                           constant const int64_t* b_strides, int ndim);
+inline vec<I, 2> elem_to_loc_2_nd(uint3, constant const int*, constant const int64_t*,
+                                  constant const int64_t*, int) {}
 template <typename I = int64_t>
-vec<I, 3> elem_to_loc_3_nd(uint3, constant const int* shape, constant const int64_t* a_strides,
-                           constant const int64_t* b_strides, constant const int64_t* c_strides,
-                           int ndim);
+inline vec<I, 3> elem_to_loc_3_nd(uint3, constant const int*, constant const int64_t*,
+                                  constant const int64_t*, constant const int64_t*, int) {}
 template <int DIM, typename OffsetT = size_t, bool General = true>
 struct LoopedElemToLoc {
   LoopedElemToLoc(int dim);
@@ -127,17 +126,17 @@ struct LoopedElemToLoc {
 };
 
 template <typename T, typename U>
-constexpr T ceildiv(T n, U m) { return (n + m - 1) / m; }
-float log1p(float);
-bfloat16_t log1p(bfloat16_t);
-complex64_t log1p(complex64_t);
-float hypot(float, float);
+inline T ceildiv(T, U) {}
+inline float log1p(float) {}
+inline bfloat16_t log1p(bfloat16_t) {}
+inline complex64_t log1p(complex64_t) {}
+inline float hypot(float, float) {}
 
 #define ZK_SHUFFLES(T)                                      \
-  T simd_shuffle_down(T, uint16_t);                         \
-  T simd_shuffle_up(T, uint16_t);                           \
-  T simd_shuffle_and_fill_up(T, T, uint16_t);               \
-  T simd_shuffle(T, uint16_t);
+  inline T simd_shuffle_down(T, uint16_t) {}                \
+  inline T simd_shuffle_up(T, uint16_t) {}                  \
+  inline T simd_shuffle_and_fill_up(T, T, uint16_t) {}      \
+  inline T simd_shuffle(T, uint16_t) {}
 ZK_SHUFFLES(uint64_t)
 ZK_SHUFFLES(int64_t)
 ZK_SHUFFLES(bool)
@@ -153,15 +152,15 @@ struct ConditionalType<true, T, U> {
   typedef T type;
 };
 template <typename U, typename T>
-U cast_to(T);
+inline U cast_to(T) {}
 template <int BM>
-bool schedule_row_tile(const device int32_t* offsets, int num_groups, int M, int tile,
-                       uint simd_lane_id, thread int& row, thread int& group, thread short& rows);
+inline bool schedule_row_tile(const device int32_t*, int, int, int, uint, thread int&, thread int&,
+                              thread short&) {}
 
 #if ZK_METAL_VERSION >= 320
 namespace metal {
 struct os_log {
-  constexpr os_log(constant char*, constant char*) constant {}
+  constexpr os_log(constant const char*, constant const char*) constant {}
 #define ZK_LOG(name)                                            \
   template <typename... A> void name(const constant char*, A...) const constant; \
   template <typename... A> void name(const constant char*, A...) const;
@@ -173,7 +172,7 @@ extern const constant os_log os_log_default;
 #endif
 namespace mlx {
 struct os_log {
-  constexpr os_log(constant char*, constant char*) constant {}
+  constexpr os_log(constant const char*, constant const char*) constant {}
   template <typename... A> void log_debug(const constant char*, A...) const constant;
   template <typename... A> void log_debug(const constant char*, A...) const;
 };
