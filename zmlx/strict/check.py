@@ -180,9 +180,10 @@ _TEMPORARY = re.compile(
     r"|cannot deduce a type for '\w+' that would make '(const )?__private [^']*' equal '(?!.*__)"
     r"|binding reference of type 'const __private [^']*' to value of type '(?!.*__).*changes"
 )
-# OpenCL has no implicit copy from constant, Metal has.
+# OpenCL has no implicit copy from constant, nor to there, Metal has.
 _COPY = re.compile(
     r"implicit (?:copy|move) constructor\) not viable: cannot bind reference .*'__constant'"
+    r"|no matching constructor for initialization of '(?:const )?__constant"
 )
 # The arms of ?:, of one class in two spaces: OpenCL has no copy of them, Metal has.
 _TYPE = r"'([^']*)'(?: \(aka '([^']*)'\))?"
@@ -244,7 +245,8 @@ def _say(diagnostic: clang.Diagnostic) -> tuple[str, str] | None:
         "zk_made" in note for note in diagnostic.notes
     ):
         return None  # of a list in braces Metal clears the others
-    if message.startswith("no matching constructor") and any(map(_COPY.search, diagnostic.notes)):
+    constructs = message.startswith("no matching constructor")
+    if constructs and any(map(_COPY.search, (message, *diagnostic.notes))):
         return None
     if _of_temporary(diagnostic):
         return None

@@ -161,6 +161,7 @@ inline bool schedule_row_tile(const device int32_t*, int, int, int, uint, thread
 namespace metal {
 struct os_log {
   constexpr os_log(constant const char*, constant const char*) constant {}
+  constexpr os_log(constant const char*, constant const char*) {}
 #define ZK_LOG(name)                                            \
   template <typename... A> void name(const constant char*, A...) const constant; \
   template <typename... A> void name(const constant char*, A...) const;
@@ -173,6 +174,7 @@ extern const constant os_log os_log_default;
 namespace mlx {
 struct os_log {
   constexpr os_log(constant const char*, constant const char*) constant {}
+  constexpr os_log(constant const char*, constant const char*) {}
   template <typename... A> void log_debug(const constant char*, A...) const constant;
   template <typename... A> void log_debug(const constant char*, A...) const;
 };
