@@ -317,8 +317,9 @@ BOTH_ACCEPT = [
      "for (float v : a) s += v; y[0] = s + sum(u) + float3x3(1)[1].y + array<float, 1>{{4}}[0];"),
     ("arrays that are members",
      "struct S { array<float, 2> a; float3x3 m; auto first() const { return a[0]; }\n"
-     "S(float v) { a[0] = v; a[1] = a[0]; m[0].x = v; for (float u : a) m[1].x += u; } };",
-     "S s(x[0]); y[0] = s.first() + s.m[0].x + s.a[1]; threadgroup S t[1]; t[0] = s;\n"
+     "S(float v) { a[0] = v; a[1] = a[0]; m[0].x = v; for (float u : a) m[1].x += u; } };\n"
+     "struct Plain { array<float, 2> a; float3x3 m; };",
+     "S s(x[0]); y[0] = s.first() + s.m[0].x + s.a[1]; threadgroup Plain t[1]; t[0] = {s.a, s.m};\n"
      "threadgroup float& r = t[0].a[1]; y[1] = r + t[0].m[1].x;"),
     ("members of templates in an address space",
      "template <typename U> struct Pack { using word = uint; typedef U type; };\n"

@@ -138,6 +138,7 @@ def _deduced(outline: Outline) -> Iterator[tuple[int, str]]:
     types = [scope for scope in outline.scopes if scope.kind == "type"]
     templates = {s.name for s in types if outline[s.head] == "template"}
     templates -= {s.name for s in types if outline[s.head] != "template"}
+    templates -= {b.text for a, b in pairwise(outline.tokens) if a.text in ("typename", "using")}
     for i, token in enumerate(outline.tokens):
         if token.text not in templates or outline[i + 2] not in ("(", "{", "=", ";"):
             continue

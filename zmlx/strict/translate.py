@@ -288,12 +288,12 @@ def _constructors(edits: _Edits, outline: Outline) -> None:
             declares = outline[last + 2] in ("&", "*") and outline[close + 1] in ("[", "(")
             if call and not (declares and outline[close] == ")"):
                 edits.replace(token.start, outline.tokens[last].end, f"zk_make<{name}>")
-            elif outline.tokens[last + 1].kind == "word":
+            elif last + 1 < len(outline) and outline.tokens[last + 1].kind == "word":
                 _declaration(edits, outline, i, last + 1, name, known, members)
         i = max(last, i) + 1
     for at, scope in initialised.items():
         made = members.get((scope.parent.open if scope.parent else -1, outline[at]))
-        if made and outline[at + 1] == "(" and len(outline.arguments(at + 1)) > 1:
+        if made and outline[at + 1] == "(" and _of_vector(outline, outline.arguments(at + 1)):
             brace, end = outline.tokens[at + 1], outline.tokens[outline.partner[at + 1]]
             edits.replace(brace.start, brace.end, f"(zk_make<{made}>(")
             edits.replace(end.start, end.end, "))")
@@ -329,7 +329,7 @@ def _declaration(
             if values is not None:
                 return  # a function
             members[scope.open, outline[k]] = made
-        elif values is not None and (known or len(values) > 1):  # one may be a scalar's
+        elif values is not None and (known or _of_vector(outline, values)):
             brace = outline.tokens[k + 1]
             edits.replace(brace.start, brace.end, f" = zk_make<{made}>(")
         while k < len(outline) and outline[k] not in (",", ";", ")", "}"):
@@ -337,6 +337,11 @@ def _declaration(
         if outline[k] != ",":
             return
         k += 1
+
+
+def _of_vector(outline: Outline, values: list[tuple[int, int]]) -> bool:
+    """Whether the values in brackets may be those of a vector, and are not a scalar's."""
+    return len(values) > 1 and not any(outline[begin] == "{" for begin, _ in values)
 
 
 def _initialised(outline: Outline) -> dict[int, Scope]:
