@@ -334,11 +334,11 @@ BOTH_ACCEPT = [
     ("constants made of floats", "",
      "float a[int(N * 1.5)]; a[5] = 1; const int k = int(N * 0.5f); float c[k]; c[1] = 2;\n"
      "y[0] = a[int(0.5f * 10)] + c[1];"),
-    ("limits and traits of numbers", "",
+    ("limits of numbers", "",
      "using L = numeric_limits<T>; y[0] = L::digits10 + L::radix + L::max_exponent10 +\n"
      "numeric_limits<half>::has_quiet_NaN + numeric_limits<int>::digits10 + L::min_exponent;\n"
      "static_assert(numeric_limits<float>::max_digits10 == 9 && L::digits10 == 2, \"\");\n"
-     "common_type_t<int, float> v = 1.5f; y[1] = v; z[0] = L::round_error();"),
+     "z[0] = L::round_error();"),
     ("temporaries beside other arguments",
      "struct B { float v; B(float a) : v(a) {} B(const thread B& b) : v(b.v) {} };\n"
      "float get(const thread B& b, const device float* p, const thread float2& q) {\n"

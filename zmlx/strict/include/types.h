@@ -188,13 +188,6 @@ struct zk_pointee<R (*)(A...)> {
 template <typename P>
 using zk_function = typename zk_pointee<P>::type;
 
-template <typename T, typename U = T>
-using common_type_t = decltype(true ? T() : U());
-template <typename T, typename U = T>
-struct common_type {
-  typedef common_type_t<T, U> type;
-};
-
 template <typename T>
 struct remove_addrspace {
   typedef T type;
