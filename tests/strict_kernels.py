@@ -312,8 +312,9 @@ BOTH_ACCEPT = [
      "float sum(const threadgroup array<float, 2>& a) { return a[0] + a.size(); }\n"
      "constant array<float, 2> t = {{1, 2}};",
      "array<float, 2> a = {{2, 1}}; sort(a[0], a[1]); thread float& r = a[1]; r = 3;\n"
-     "const thread float* p = &a[0]; float3x3 m(2.0f); one(m[1]); float s = p[0] + m[2].x;\n"
-     "for (float v : t) s += v; threadgroup array<float, 2> u; u[0] = t[0] + t.size();\n"
+     "thread float* p = a.data(); sort(a.front(), p[1]); float3x3 m(2.0f); one(m[1]);\n"
+     "float s = p[0] + m[2].x; thread float* q = &a[0]; s += q[1];\n"
+     "for (float v : t) s += v; threadgroup array<float, 2> u; u[0] = t.back() + t.size();\n"
      "for (float v : a) s += v; y[0] = s + sum(u) + float3x3(1)[1].y + array<float, 1>{{4}}[0];"),
     ("arrays that are members",
      "struct S { array<float, 2> a; float3x3 m; auto first() const { return a[0]; }\n"

@@ -552,21 +552,26 @@ struct array {
   constexpr size_t size() const constant { return N; }
   constexpr bool empty() const { return N == 0; }
   constexpr bool empty() const constant { return N == 0; }
-#define ZK_SPACE(space)          \
-  space T* begin() space;        \
-  space T* end() space;          \
+#define ZK_READ(space)               \
+  const space T& front() const space; \
+  const space T& back() const space;  \
+  const space T* data() const space;  \
   const space T* begin() const space; \
   const space T* end() const space;
+#define ZK_SPACE(space)  \
+  space T& front() space; \
+  space T& back() space;  \
+  space T* data() space;  \
+  space T* begin() space; \
+  space T* end() space;   \
+  ZK_READ(space)
   ZK_SPACE(thread)
   ZK_SPACE(device)
   ZK_SPACE(threadgroup)
+  ZK_SPACE()
+  ZK_READ(constant)
 #undef ZK_SPACE
-  T* begin();
-  T* end();
-  const T* begin() const;
-  const T* end() const;
-  const constant T* begin() const constant;
-  const constant T* end() const constant;
+#undef ZK_READ
   ZK_ELEMENTS(T, size_t)
 };
 
