@@ -213,6 +213,8 @@ METAL_REFUSES = [
     ("vertex is a keyword", "", "float vertex = x[0]; y[0] = vertex;", "is a keyword of Metal"),
     ("fragment is a keyword", "float f(float fragment) { return 1; }", "y[0] = f(1);",
      "is a keyword of Metal"),
+    ("kernel is a keyword", "struct S { int kernel[2], n; };", "y[0] = sizeof(S);",
+     "is a keyword of Metal"),
     ("attributes are known", "[[fastcall]] float f(float v) { return v; }", "y[0] = f(x[0]);",
      "unknown attribute 'fastcall'"),
     # ---- what C++ has and Metal has not (§1.5.4)
@@ -546,6 +548,9 @@ BOTH_ACCEPT = [
      "kernel void one(device float* a [[ buffer( 0) ]],\n"
      "                device float* b [[buffer (int(first) + 1)]],\n"
      "                uint i [[thread_position_in_grid]]) { a[i] = b[i]; }", "y[0] = x[0];"),
+    ("attributes in one list",
+     "[[kernel, max_total_threads_per_threadgroup(32)]]\n"
+     "void one(device float* a [[buffer(0)]]) { a[0] = 1; }", "y[0] = x[0];"),
     ("a host's name in two lines of a macro",
      "template <typename U> kernel void one(device U* out [[buffer(0)]]) { out[0] = 1; }\n"
      "#define MAKE(NAME, U) \\\n  template [[host_name(#NAME \"_\" \\\n #U)]] \\\n"

@@ -43,6 +43,9 @@ _WORDS = {
     "co_return": "coroutines",
 }
 
+_STAGES = ("kernel", "vertex", "fragment")
+_BEHIND_NAMES = (",", ")", "=", ";", "[")
+
 _HEADER = re.compile(r"[ \t]*(.*?)[ \t]*(?=$|//|/\*)", re.MULTILINE)
 _LONG_DOUBLE = re.compile(r"(?!0[xX]).*[.eE].*[lL]")
 _INTEGER = re.compile(r"(0[xX][\da-fA-F][\da-fA-F']*|0[bB][01][01']*|0[0-7']*|[1-9][\d']*)[uUlL]*")
@@ -74,7 +77,7 @@ def metal(outline: Outline, version: int) -> Iterator[Finding]:
             yield line, "variables in a function cannot be static (§5.3)"
         elif text == "[" and version < 320 and _is_lambda(outline, i):
             yield line, f"Metal {version / 100:.1f} has no lambda expressions; 3.2 has (§1.5.4)"
-        elif text in ("vertex", "fragment") and outline[i + 1] in (",", ")", "=", ";", "["):
+        elif text in _STAGES and outline[i - 1] != "[" and outline[i + 1] in _BEHIND_NAMES:
             yield line, f"'{text}' is a keyword of Metal (§5.1)"
         elif text == "auto" and version < 400 and _is_parameter(outline, i):
             yield line, f"Metal {version / 100:.1f} has no template <auto>"
