@@ -530,6 +530,8 @@ def test_tune_measures_nothing_where_no_table_is_kept(monkeypatch, capsys):
         lambda n, x: n.elu(x, mx.array(0.5)),
         lambda n, x: n.elu(x, float("inf")),
         lambda n, x: n.celu(x, alpha=mx.array(0.5)),
+        lambda n, x: n.celu(x, mx.full((24,), 0.5)),
+        lambda n, x: mx.compile(n.celu)(x, mx.array(0.5)),
         lambda n, x: n.CELU(0.0)(x),
         lambda n, x: n.leaky_relu(x, mx.full((24,), 0.1)),
         lambda n, x: n.hard_tanh(x, mx.array(-1.0), mx.array(1.0)),

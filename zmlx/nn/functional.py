@@ -117,8 +117,8 @@ def _activation(op: str, mlx: Function) -> Function:
 
     def function(x: mx.array, *numbers: float, **named: float) -> mx.array:
         given = (*numbers, *named.values())
-        takes = len(numbers) <= len(names) and not (op == "celu" and 0 in given)
-        if takes and use_kernel(op, x) and _are_numbers(*given):
+        takes = len(numbers) <= len(names) and _are_numbers(*given)
+        if takes and not (op == "celu" and 0 in given) and use_kernel(op, x):
             return kernel(x, **dict(zip(names, numbers, strict=False)), **named)  # type: ignore[no-any-return]
         return mlx(x, *numbers, **named)
 
