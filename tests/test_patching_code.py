@@ -8,10 +8,11 @@ from mlx.core import fast
 from mlx.core.fast import scaled_dot_product_attention as attend
 from mlx.nn import softmax as soft
 from mlx.utils import tree_flatten
+from mlx_lm.models.base import scaled_dot_product_attention
 
 import zmlx
 from zmlx import kernels
-from zmlx.patching.code import _FAST
+from zmlx.patching.code import _FAST, _attention
 from zmlx.patching.code import calls as calls_of
 
 X = mx.random.normal((2, 5, 16), key=mx.random.key(1))
@@ -388,6 +389,15 @@ def test_arguments_that_only_mlx_takes_go_to_it(odd):
     with zmlx.prefer("zmlx"):
         got = odd(_FAST, X)
     assert got.dtype == expected.dtype
+    assert mx.allclose(got, expected, rtol=1e-4, atol=1e-5, equal_nan=True).item()
+
+
+@pytest.mark.parametrize(("keys", "scale"), [(5, mx.array(0.5)), (0, 1.0)], ids=str)
+def test_what_only_mlx_takes_goes_to_mlx_lms_attention(keys, scale):
+    given = X[None], X[None, :, :keys], X[None, :, :keys], None, scale, None
+    expected = scaled_dot_product_attention(*given)
+    with zmlx.prefer("zmlx"):
+        got = _attention(*given)
     assert mx.allclose(got, expected, rtol=1e-4, atol=1e-5, equal_nan=True).item()
 
 

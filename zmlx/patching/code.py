@@ -97,9 +97,15 @@ def _softmax_of_nn(x: mx.array, axis: Any = -1) -> mx.array:
     return _softmax(x, axis)
 
 
+def _attends(q: Any, k: Any, v: Any, scale: Any) -> bool:
+    """Whether our attention takes what MLX's gets."""
+    known = _is_number(scale) and _are_floats(q, k, v)
+    return known and q.ndim == k.ndim == v.ndim == 4 and k.shape[2] > 0
+
+
 def _fast_attention(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
-    known = options.keys() <= {"scale", "mask", "sinks"} and _is_number(options.get("scale"))
-    known = known and _are_floats(q, k, v) and q.ndim == k.ndim == v.ndim == 4 and k.shape[2] > 0
+    known = options.keys() <= {"scale", "mask", "sinks"}
+    known = known and _attends(q, k, v, options.get("scale"))
     run = F.attention if known else mx.fast.scaled_dot_product_attention
     return run(q, k, v, **options)
 
@@ -109,19 +115,19 @@ def _attention(
     keys: Any,
     values: Any,
     cache: Any,
-    scale: float,
+    scale: Any,
     mask: Any = None,
     sinks: mx.array | None = None,
 ) -> Any:
     """mlx-lm's `scaled_dot_product_attention`; of quantised caches what has few queries and no
     array for a mask, and the rest goes to the original."""
-    if hasattr(cache, "bits"):
-        if sinks is None and F.decodes(queries, keys, mask, cache.group_size, cache.bits):
-            return F.quantized_attention(
-                queries, keys, values, scale=scale, mask=mask, bits=cache.bits
-            )
-        return _of_mlx_lm()(queries, keys, values, cache, scale, mask, sinks)
-    return F.attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+    quantised = hasattr(cache, "bits")
+    if not quantised and _attends(queries, keys, values, scale):
+        return F.attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+    decodes = quantised and sinks is None and _is_number(scale)
+    if decodes and F.decodes(queries, keys, mask, cache.group_size, cache.bits):
+        return F.quantized_attention(queries, keys, values, scale=scale, mask=mask, bits=cache.bits)
+    return _of_mlx_lm()(queries, keys, values, cache, scale, mask, sinks)
 
 
 #: MLX's functions by their module and name, with our op and function; the costliest first.
