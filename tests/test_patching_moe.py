@@ -4,7 +4,7 @@ import mlx.core as mx
 import mlx.nn as mnn
 import pytest
 from mlx.utils import tree_flatten
-from mlx_lm.models.switch_layers import SwitchGLU, _gather_sort, _scatter_unsort
+from mlx_lm.models.switch_layers import SwitchGLU, SwitchLinear, _gather_sort, _scatter_unsort
 from ops.sweep import DTYPES, in_dtypes
 from small_models import build
 from test_patching import ROUTED, greedy, quantized
@@ -383,6 +383,30 @@ def test_experts_return_what_their_weights_promote_to(tokens):
     assert got.dtype == want.dtype == zmlx.nn.SwitchGLU(64, 32, 8)(x, indices).dtype
     # The rounding of products of rows of 64.
     assert mx.allclose(got, want, rtol=1e-4, atol=1e-5).item()
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["before", "after patching"])
+@pytest.mark.parametrize("choices", [0, 2])
+@pytest.mark.parametrize("tokens", [4, 100])
+def test_experts_may_return_rows_of_another_width(tokens, choices, later):
+    x = mx.random.normal((tokens, 64), key=mx.random.key(1))
+    indices = mx.zeros((tokens, choices), mx.uint32)
+    model, down = SwitchGLU(64, 32, 8), SwitchLinear(32, 48, 8, bias=False)
+    if later:
+        zmlx.patch(model)
+    model.down_proj = down
+    if not later:
+        assert {r.op for r in zmlx.patch(model).replaced} == {"moe_dispatch", "swiglu"}
+    assert plan_of(model) is not None
+    got, summed = model(x, indices), lambda x: model(x, indices).sum()
+    gradient = mx.grad(summed)(x)
+    zmlx.unpatch(model)
+    want = model(x, indices)
+    assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    # The rounding of products of rows of 64.
+    assert mx.allclose(got, want, rtol=1e-4, atol=1e-5).item()
+    if choices:
+        assert mx.allclose(gradient, mx.grad(summed)(x), rtol=1e-4, atol=1e-5).item()
 
 
 def test_experts_may_become_fewer():

@@ -14,7 +14,6 @@ from typing import Any
 import mlx.core as mx
 
 from .. import kernels, launch
-from ..arguments import FLOATING
 from ..choice import use_kernel
 from ..kernels.moe_experts import matrices
 
@@ -47,7 +46,8 @@ class Experts:
 
 
 def each(experts: Experts, x: mx.array, indices: mx.array) -> mx.array:
-    """(*, D) tokens and (*, k) experts of each → (*, k, D), what they return."""
+    """(*, D) tokens and (*, k) experts of each → (*, k, D), what they return, or of another width
+    that their last projection has."""
     x, indices = _promoted(experts, x), mx.stop_gradient(indices)
     if indices.size == 0:
         return _nothing(experts, x, indices)
@@ -82,10 +82,11 @@ def _promoted(experts: Experts, x: mx.array) -> mx.array:
 
 
 def _nothing(experts: Experts, x: mx.array, indices: mx.array) -> mx.array:
-    """What experts return for no choice: the gradients of MLX's `gather_mm` need one."""
-    held = [p.dtype for p in experts.down.values() if isinstance(p, mx.array)]
-    dtypes = [dtype for dtype in held if dtype in FLOATING]
-    return mx.zeros((*indices.shape, x.shape[-1]), reduce(mx.result_type, dtypes, x.dtype))
+    """What experts return for no choice, like what they return for one, which is not computed: the
+    gradients of MLX's `gather_mm` need one."""
+    row, owner = mx.zeros((1, x.shape[-1]), x.dtype), mx.zeros((1,), mx.uint32)
+    y = _ascending(experts, row, owner)
+    return mx.zeros((*indices.shape, y.shape[-1]), y.dtype)
 
 
 def _sorts(experts: Experts, x: mx.array, indices: mx.array) -> bool:

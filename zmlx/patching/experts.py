@@ -101,11 +101,10 @@ class Experts:
 
                 unit_of = graphs.capture(between, [x, indices, *outputs])
                 if self._algebra.same(unit_of, [last.arguments[0]]):
-                    linear = self._linear(module)
-                    runs = "expert_ffn" if linear and op == "swiglu" else "moe_dispatch"
-                    return ExpertsPlan("experts", runs, found.shapes[0][0][-1], frozenset(),
-                                       gate.path, up.path, last.path, count, linear,
-                                       op)  # fmt: skip
+                    plan = ExpertsPlan("experts", "", found.shapes[0][0][-1], frozenset(),
+                                       gate.path, up.path, last.path, count,
+                                       self._linear(module), op)  # fmt: skip
+                    return replace(plan, op=plan.experts(module).op())
         raise UnmatchedError("what it does between its projections equals no gated unit")
 
     def _linear(self, module: mnn.Module) -> type | None:

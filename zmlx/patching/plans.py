@@ -8,7 +8,7 @@ module's own call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -234,8 +234,9 @@ class ExpertsPlan(Plan):
         same = [type(p) for p in parts] == [self.linear] * 3
         plain = same and all(p.keys() == {"weight"} for p in parts)
         gate, up, down = parts
-        unit, fused = F.gated[self.unit], plain and self.unit == "swiglu"
+        fused = plain and self.unit == "swiglu" and _returns_as_wide(parts)
         count = gate["weight"].shape[0] if "weight" in gate else self.count
+        unit = F.gated[self.unit]
         return Experts(gate, up, down, lambda u, g: unit(g, u), count, fused)
 
     def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
@@ -244,6 +245,13 @@ class ExpertsPlan(Plan):
         if a[0].ndim != x.ndim or a[0].dtype not in INDICES:
             return original(module, x, *a, **k)
         return each(self.experts(module), x, a[0])
+
+
+def _returns_as_wide(parts: Sequence[Any]) -> bool:
+    """Whether plain projections, gate, up and down, return rows as wide as they get, as
+    `expert_ffn` does."""
+    gate, up, down = (p["weight"].shape for p in parts)
+    return bool(gate == up and down == (*gate[:1], *gate[:0:-1]))
 
 
 #: Logits of an array and a router's matrix.
