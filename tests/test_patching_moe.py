@@ -409,6 +409,22 @@ def test_experts_may_return_rows_of_another_width(tokens, choices, later):
         assert mx.allclose(gradient, mx.grad(summed)(x), rtol=1e-4, atol=1e-5).item()
 
 
+class Calling(SwitchGLU):
+    """Has a call of its own."""
+
+    def __call__(self, x, indices):
+        return super().__call__(x, indices)
+
+
+def test_experts_whose_class_gets_another_call_run_it_in_a_block(monkeypatch):
+    block, own = Block(by_softmax, Calling(64, 32, 8)), Calling.__call__
+    x = mx.random.normal((50, 64), key=mx.random.key(1))
+    before = block(x)
+    assert zmlx.patch(block).kinds() == {"router": 1, "experts": 1, "gated": 1}
+    monkeypatch.setattr(Calling, "__call__", lambda self, x, i: 2 * own(self, x, i))
+    assert near(block(x), 2 * before)
+
+
 def test_experts_may_become_fewer():
     x, indices = mx.ones((100, 64)), mx.zeros((100, 2), mx.uint32)
     model = SwitchGLU(64, 32, 8)

@@ -12,8 +12,8 @@ import mlx.core as mx
 
 from ..nn import functional as F
 from ..nn.expert_rows import combined
-from .held import holds_the_same
 from .plans import ExpertsPlan, Plan, Verified, plan_of
+from .replace import is_current
 from .routing import Routing
 from .shadows import child_of, original_class
 from .templates import OF_X, Norm
@@ -225,7 +225,7 @@ def _mix(module: Any, step: Mix, registers: list[mx.array]) -> mx.array:
 
 def _combine(module: Any, path: str, x: mx.array, weights: mx.array, indices: mx.array) -> mx.array:
     experts = child_of(module, path)
-    plan = plan_of(experts) if holds_the_same(experts) else None
+    plan = plan_of(experts) if is_current(experts) else None
     if isinstance(plan, ExpertsPlan) and (x.dtype, x.ndim) in plan.verified:
         return combined(plan.experts(experts), x, weights, indices)
     y = experts(x, indices)
