@@ -425,6 +425,37 @@ def test_experts_whose_class_gets_another_call_run_it_in_a_block(monkeypatch):
     assert near(block(x), 2 * before)
 
 
+class Strict(mnn.Module):
+    """A router that stays in its dtype."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = mx.random.normal((8, 64), key=mx.random.key(1))
+
+    def set_dtype(self, *_):
+        raise TypeError("it has a dtype")
+
+    def __call__(self, x):
+        g = x @ self.weight.T
+        return top3(g), mx.softmax(mx.take_along_axis(g, top3(g), axis=-1), axis=-1)
+
+
+class Sums(mnn.Module):
+    """Returns two numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = mx.ones((8, 64))
+
+    def __call__(self, x):
+        return (x @ self.weight.T).sum(), x.argmax()
+
+
+@pytest.mark.parametrize(("cls", "kinds"), [(Strict, {"router": 1}), (Sums, {})])
+def test_what_is_hardly_a_router_does_no_harm(cls, kinds):
+    assert zmlx.patch(mnn.Sequential(cls())).kinds() == kinds
+
+
 def test_experts_may_become_fewer():
     x, indices = mx.ones((100, 64)), mx.zeros((100, 2), mx.uint32)
     model = SwitchGLU(64, 32, 8)

@@ -49,17 +49,19 @@ class Routers:
         lengths = [module[k].shape[1] for k in matrices] or widths(module)
         for width, dtype, lead in product(lengths, FLOATS, self._sizes.leads[:2]):
             x = mx.zeros((*lead, width), dtype)
+            traced: list[tuple[mnn.Module, _Pair, mx.array, mx.array]] = []
             every: list[RouterPlan | None] = []
-            for may_be in as_it_may_be(module, dtype):
-                try:
+            try:
+                for may_be in as_it_may_be(module, dtype):
                     found = self._pair(may_be, x, matrices, vectors)
                     # Nothing is computed.
                     first, second = own_call(detached(may_be), x)
-                except Exception:
-                    every = []  # not a router, as far as can be seen
-                    break
+                    traced.append((may_be, found, first, second))
+            except Exception:
+                continue  # not a router, as far as can be seen
+            for may_be, found, first, second in traced:
                 chosen = [y for y in (first, second) if y.dtype in INDICES]
-                k = first.shape[-1]
+                k = first.shape[-1] if first.ndim else 0
                 if len(chosen) != 1 or first.shape != second.shape or not 0 < k <= found.experts:
                     every = []
                     break
