@@ -192,6 +192,25 @@ def test_parameters_in_another_dtype_after_patching_give_their_own_result(make, 
     assert [y.dtype for y in after] == [y.dtype for y in model(x)]
 
 
+class NormedSum(Residual):
+    """Returns the norm of its sum."""
+
+    def __call__(self, x):
+        return self.norm2(x + self.mix(self.norm1(x)))
+
+
+def test_the_norm_of_a_sum_goes_by_the_dtype_of_the_sum():
+    model, x = NormedSum(lambda: CastToWeight(24)), mx.ones((2, 3, 24), mx.float16)
+    model.norm1.set_dtype(mx.float16)
+    model.mix.set_dtype(mx.float16)
+    assert "residual_norm" in zmlx.patch(model).kinds()
+    model.mix.set_dtype(mx.float32)
+    model.norm2.set_dtype(mx.float16)
+    after = model(x)
+    zmlx.unpatch(model)
+    assert after.dtype == model(x).dtype == mx.float16
+
+
 class Open(Residual):
     """A block that its own array opens."""
 

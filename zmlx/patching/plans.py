@@ -99,7 +99,7 @@ class NormPlan(Plan):
         return (self.norm.eps_name,)
 
     def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
-        if isinstance(x, mx.array) and not self.norm.takes(module, x):
+        if isinstance(x, mx.array) and not self.norm.takes(module, x.shape[-1:], x.dtype):
             return original(module, x, *a, **k)
         return super().run(module, original, x, *a, **k)
 
@@ -138,8 +138,9 @@ class GroupNormPlan(Plan):
 
     def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
         known = not a and not k and isinstance(x, mx.array) and (x.dtype, x.ndim) in self.verified
-        known = known and fit(module, (self.weight, self.bias), x, self.dtypes)
-        weight, bias = (None if n is None else module[n] for n in (self.weight, self.bias))
+        names = self.weight, self.bias
+        known = known and fit(module, names, x.shape[-1:], (x.dtype, *self.dtypes))
+        weight, bias = (None if n is None else module[n] for n in names)
         if not known or not use_kernel("group_norm", x, weight, bias):
             return original(module, x, *a, **k)
         return kernels.group_norm(

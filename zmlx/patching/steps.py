@@ -203,8 +203,10 @@ def _add_norm(module: Any, step: AddNorm, registers: list[mx.array]) -> tuple[mx
     """(sum, normed)."""
     a, b, norm = registers[step.left], registers[step.right], step.norm
     child = child_of(module, step.path)
-    known = (mx.result_type(a, b), a.ndim) in step.verified and a.shape == b.shape
-    if not known or original_class(child) is not step.cls or not norm.takes(child, a):
+    dtype = mx.result_type(a, b)
+    known = (dtype, a.ndim) in step.verified and a.shape == b.shape
+    known = known and original_class(child) is step.cls
+    if not known or not norm.takes(child, a.shape[-1:], dtype):
         total = a + b
         return total, child(total)
     eps = getattr(child, norm.eps_name) if norm.eps_name else norm.eps

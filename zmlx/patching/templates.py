@@ -47,10 +47,11 @@ class Norm:
         weight = None if self.weight is None else self._with_offset(module[self.weight])
         return weight, None if self.bias is None else module[self.bias]
 
-    def takes(self, module: Any, x: mx.array) -> bool:
-        """Whether the module's parameters are as long as the rows of x, of dtypes that were
-        compared: the module itself may broadcast others, or have an error of its own."""
-        return fit(module, (self.weight, self.bias), x, self.dtypes)
+    def takes(self, module: Any, shape: tuple[int, ...], dtype: mx.Dtype) -> bool:
+        """Whether the module's parameters have the shape of the rows of x, of a dtype that was
+        compared with that of x: the module itself may broadcast others, or have an error of its
+        own."""
+        return fit(module, (self.weight, self.bias), shape, (dtype, *self.dtypes))
 
     def in_mlx(self, x: mx.array, weight: mx.array | None, bias: mx.array | None) -> mx.array:
         """The template, of the module's own parameters."""
@@ -64,13 +65,11 @@ class Norm:
 
 
 def fit(
-    module: Any, names: Iterable[str | None], x: mx.array, dtypes: tuple[mx.Dtype, ...]
+    module: Any, names: Iterable[str | None], shape: tuple[int, ...], dtypes: tuple[mx.Dtype, ...]
 ) -> bool:
-    """Whether the parameters of these names are vectors as long as the rows of x, of its dtype or
-    one of these."""
+    """Whether the parameters of these names have this shape, and one of these dtypes."""
     parameters = (module[n] for n in names if n is not None)
-    shape, dtype = x.shape[-1:], x.dtype
-    return all(p.shape == shape and (p.dtype == dtype or p.dtype in dtypes) for p in parameters)
+    return all(p.shape == shape and p.dtype in dtypes for p in parameters)
 
 
 def _fast(op: str, x: mx.array, w: Any, b: Any, eps: float) -> mx.array:
