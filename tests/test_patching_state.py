@@ -4,6 +4,7 @@ import copy
 import inspect
 import threading
 from collections import defaultdict
+from types import SimpleNamespace
 
 import mlx.core as mx
 import mlx.nn as mnn
@@ -137,11 +138,51 @@ def test_what_was_compared_in_another_dtype_is_compared_again():
     model.set_dtype(mx.float16)
     report = zmlx.patch(model)
     assert report.kinds() == kinds
-    assert [r.kind for r in report.replaced if r.new] == ["residual_norm"]
+    assert [r.kind for r in report.replaced if r.new] == ["residual_norm", "norm", "norm"]
+    assert plan_of(model.norm1).norm.dtypes == (mx.float16,)
     after = model(x)
     zmlx.unpatch(model)
     # A few roundings of half precision.
     assert mx.allclose(after, model(x), rtol=1e-2, atol=1e-2).item()
+
+
+class Configured(Switched):
+    """Its activation is named by an object."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = SimpleNamespace(kind="silu")
+
+    def __call__(self, x):
+        return self.down(getattr(mnn, self.config.kind)(self.up(x)))
+
+
+class OwnCall(mnn.RMSNorm):
+    def __call__(self, x):
+        return super().__call__(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (Configured, lambda m, _: setattr(m.config, "kind", "relu")),
+        (
+            lambda: Residual(lambda: OwnCall(24)),
+            lambda m, patch: patch.setattr(OwnCall, "__call__", lambda self, x: 2 * x),
+        ),
+    ],
+    ids=["an object", "the class of a norm"],
+)
+def test_patching_again_notices_what_has_changed_in(make, change, monkeypatch):
+    model, x = make(), mx.random.normal((2, 3, 24), key=mx.random.key(2))
+    before = model(x)
+    assert zmlx.patch(model).replaced
+    change(model, monkeypatch)
+    zmlx.patch(model)
+    after = model(x)
+    zmlx.unpatch(model)
+    assert mx.allclose(after, model(x), atol=1e-5).item()
+    assert not mx.allclose(after, before, atol=1e-2).item()
 
 
 class CastMLP(mnn.Module):

@@ -88,7 +88,8 @@ def patch(
     their graphs, in any model of mlx.nn modules; attention, and what else a module calls of MLX's
     fused functions, by what the names in its code stand for. The model is changed in place;
     parameters, their names and the identity of modules stay, so that it can be saved, quantised,
-    trained and given LoRA layers like any other. Patching again changes nothing.
+    trained and given LoRA layers like any other. Patching again looks at all modules anew, and
+    changes nothing where none has changed.
 
     Args:
         model: an `mlx.nn.Module`.
@@ -142,10 +143,7 @@ def _plans(
     for several in everywhere.values():
         path, module = several[0].path, several[0].module
         patched = plan_of(module)
-        if patched is not None and not patched.is_of(own_dtype(module)):
-            take_out(module)
-            patched = None
-        if patched is not None and is_current(module):
+        if patched is not None and _stays(module, patched, matcher):
             try:
                 if mode == "training" and not is_trained(module):
                     _probe(module, patched, mode)
@@ -155,6 +153,7 @@ def _plans(
                 take_out(module)
                 report.skipped.append(Skipped(path, type(module).__name__, str(reason)))
             continue
+        take_out(module)
         if not _chosen(several, None, wanted, unwanted):
             continue
         path = _chosen(several, None, wanted, unwanted)[0].path
@@ -175,6 +174,17 @@ def _plans(
         found += [(place, plan) for place in _chosen(several, plan.kind, wanted, unwanted)]
     found.sort(key=lambda entry: _natural(entry[0].path))
     return _of_use(found, report)
+
+
+def _stays(module: nn.Module, plan: Plan, matcher: Matcher) -> bool:
+    """Whether a patched module's plan is the one that is found for it as it is by now."""
+    if not plan.is_of(own_dtype(module)) or not is_current(module):
+        return False
+    try:
+        with prefer("mlx"):
+            return bool(matcher.plan(module) == plan)
+    except UnmatchedError:
+        return False
 
 
 def _probe(module: nn.Module, plan: Plan, mode: str) -> None:

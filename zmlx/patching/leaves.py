@@ -169,7 +169,9 @@ class Leaves:
                               partial(_normed, replace(norm, eps=eps), names))
                 for name, eps in others
             ):  # fmt: skip
-                plan = NormPlan("norm", norm.op, width, verified, norm)
+                # The value of an attribute is read at each call: plans do not differ by it.
+                read = replace(norm, eps=0.0) if norm.eps_name else norm
+                plan = NormPlan("norm", norm.op, width, verified, read)
                 if any(dtype == own_dtype for dtype, _ in verified):
                     return plan
                 found = found or plan

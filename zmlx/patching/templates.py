@@ -28,7 +28,8 @@ class Norm:
         op: "rms_norm" or "layer_norm".
         weight, bias: names of the parameters, or None.
         offset: what is added to the weight: 1 in the Gemma family.
-        eps: the value, and the name of the attribute that holds it, "" for a number in the call.
+        eps, eps_name: the value, and the name of the attribute that holds it, "" for a number in
+            the call; in a plan with a name the value is 0.
         spelling: how the model writes it; see `_SPELLINGS`.
         dtypes: of the parameters, as they were compared besides in the dtype of x.
     """
