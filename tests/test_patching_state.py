@@ -632,11 +632,44 @@ class Slotted(mnn.RMSNorm):
         self.name = "slotted"
 
 
+class SlottedByHand(mnn.Module):
+    """Computes a norm by an eps in a slot."""
+
+    __slots__ = ("eps",)
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.eps = mx.ones(24), 1e-5
+
+    def __call__(self, x):
+        return self.weight * (x * mx.rsqrt(x.square().mean(-1, keepdims=True) + self.eps))
+
+
+class SlottedUnit(mnn.Module):
+    """An activation with a slot."""
+
+    __slots__ = ("slope",)
+
+    def __init__(self):
+        super().__init__()
+        self.slope = 0.01
+
+    def __call__(self, x):
+        return mx.maximum(self.slope * x, x)
+
+
+@pytest.mark.parametrize("make", [SlottedByHand, SlottedUnit, lambda: Feed(SlottedUnit())])
+def test_what_has_attributes_in_slots_is_left_alone_with_a_reason(make):
+    report = zmlx.patch(mnn.Sequential(make()))
+    assert not report.replaced
+    assert {s.why for s in report.skipped} == {"it has attributes in slots"}
+
+
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
 def test_a_copy_of_a_patched_module_is_what_its_class_makes_of_its_state(copied):
     locked, slotted = Locked(), Slotted()
     x = mx.random.normal((2, 24), key=mx.random.key(2))
-    assert zmlx.patch(mnn.Sequential(locked, slotted)).kinds() == {"norm": 2}
+    assert zmlx.patch(mnn.Sequential(locked, slotted)).kinds() == {"norm": 1, "calls": 1}
     for norm in locked, slotted:
         twin = copied(norm)
         assert plan_of(twin) is not None

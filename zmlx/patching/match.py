@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import product
+from types import MemberDescriptorType
 from typing import Any
 
 import mlx.core as mx
@@ -20,7 +21,7 @@ from .mixtures import Mixtures
 from .plans import CodePlan, DropoutPlan, MLPPlan, NormPlan, Plan, RouterPlan
 from .reasons import Reasons, UnmatchedError
 from .routing import Routing
-from .shadows import child_of, detached, entries
+from .shadows import child_of, detached, entries, is_opaque
 from .steps import Add, AddNorm, BlockPlan, CallChild, Mix
 from .templates import ACTIVATIONS, GATED, packed
 from .wiring import Call, Wiring, parameters_of_call, widths, wiring
@@ -79,6 +80,8 @@ class Matcher(Mixtures, Leaves):
         plan = self._find_in(module, *next(settings))
         if plan is None or isinstance(plan, DropoutPlan):
             return plan
+        if _has_slots(module):
+            raise UnmatchedError("it has attributes in slots")
         for training, sizes in settings:
             try:
                 same = self._find_in(module, training, sizes, _routing_of(plan)) == plan
@@ -436,6 +439,15 @@ def _all_found_by_path(module: mnn.Module) -> None:
 
     for key, value in module.items():
         look(value, key)
+
+
+def _has_slots(module: mnn.Module) -> bool:
+    """Whether the module, or one without arrays in it, may have attributes in `__slots__`, whose
+    changes nothing notices."""
+    own = (vars(cls) for cls in type(module).__mro__ if cls not in mnn.Module.__mro__)
+    return any(isinstance(v, MemberDescriptorType) for names in own for v in names.values()) or any(
+        _has_slots(child) for child in _children(module) if not is_opaque(child)
+    )
 
 
 def _is_projection(child: mnn.Module) -> bool:
