@@ -97,6 +97,62 @@ def test_a_stopped_gradient_is_found_by_the_probe():
         assert report.skipped[0].why.startswith("its gradient differs")
 
 
+class InPlaceUnit(mnn.Module):
+    def __call__(self, x):
+        x *= mx.sigmoid(x)
+        return x
+
+
+class InPlaceNorm(mnn.RMSNorm):
+    def __call__(self, x):
+        x *= mx.rsqrt(x.square().mean(-1, keepdims=True) + self.eps)
+        return x * self.weight
+
+
+class InPlaceGate(mnn.Module):
+    def __call__(self, gate, up):
+        up *= mnn.silu(gate)
+        return up
+
+
+class InPlaceBlock(Residual):
+    def __call__(self, x):
+        x += self.mix(self.norm1(x))
+        return x + self.feed(self.norm2(x))
+
+
+@pytest.mark.parametrize(
+    ("make", "kinds"),
+    [
+        (InPlaceUnit, {}), (lambda: InPlaceNorm(24), {}), (InPlaceGate, {}),
+        (lambda: InPlaceBlock(lambda: mnn.RMSNorm(24)), {"norm": 2}),
+    ],
+)  # fmt: skip
+def test_what_changes_its_argument_in_place_is_left_alone(make, kinds):
+    report = zmlx.patch(mnn.Sequential(make()))
+    assert report.kinds() == kinds
+    assert "its call changes an array in place" in [s.why for s in report.skipped]
+
+
+class InPlaceSum(Residual):
+    """Adds in place to what its own children return, after others got it."""
+
+    def __call__(self, x):
+        y = self.mix(self.norm1(x))
+        y += x
+        z = self.feed(self.norm2(y))
+        z += y
+        return z
+
+
+def test_a_block_that_changes_what_it_made_is_replaced():
+    model = InPlaceSum(lambda: mnn.RMSNorm(24))
+    x = mx.random.normal((2, 3, 24), key=mx.random.key(2))
+    before = model(x)
+    assert zmlx.patch(model).kinds() == {"norm": 2, "residual_norm": 1}
+    assert mx.allclose(model(x), before, atol=1e-5).item()
+
+
 class StoppedBeforeNorm(Residual):
     """Half of it learns nothing from what is below."""
 

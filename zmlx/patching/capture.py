@@ -9,11 +9,14 @@ that equal graphs may still differ in their gradient.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
+
+from .reasons import UnmatchedError
 
 #: Primitives whose operands may change places.
 COMMUTATIVE = frozenset(
@@ -74,33 +77,55 @@ class Graphs:
         return {float(text) for t in texts for text in _FLOAT.findall(t)}
 
     def capture(
-        self, function: Callable[..., Sequence[mx.array]], inputs: Sequence[mx.array]
+        self,
+        function: Callable[..., Sequence[mx.array]],
+        inputs: Sequence[mx.array],
+        held: Sequence[Any] = (),
     ) -> list[int]:
         """The numbers of the arrays that `function` returns for `inputs`. Raises what the function
-        raises, also where it needs a value. Nothing is computed."""
+        raises, also where it needs a value, and `UnmatchedError` where it changes an input in
+        place, or an array of `held`, which is read when it has returned: (as it was, as it is).
+        Nothing is computed."""
         records: list[dict[str, Any]] = []
-        mx.export_function(records.append, function, *inputs)
+
+        def traced(*given: mx.array) -> list[mx.array]:
+            before = list(map(copy.copy, given))
+            results = list(function(*given))
+            pairs = [*zip(before, given, strict=True), *held]
+            return [*results, *(was for was, _ in pairs), *(now for _, now in pairs)]
+
+        mx.export_function(records.append, traced, *inputs)
+        constants: dict[str, mx.array] = {}
         numbers: dict[str, int] = {}
         outputs: list[str] = []
+
+        def number(name: str) -> int:
+            if name not in numbers:
+                numbers[name] = self._number(_constant(constants[name]))
+            return numbers[name]
+
         for record in records:
             kind = record["type"]
             if kind == "inputs":
                 for i, (name, _, _) in enumerate(record["inputs"]):
                     numbers[name] = self.input(i)
             elif kind == "constants":
-                for name, array in record["constants"]:
-                    numbers[name] = self._number(_constant(array))
+                constants.update(record["constants"])
             elif kind == "outputs":
                 outputs = [name for name, _, _ in record["outputs"]]
             elif kind == "primitive":
-                operands = tuple(numbers[name] for name, _, _ in record["inputs"])
+                operands = tuple(number(name) for name, _, _ in record["inputs"])
                 if record["name"] in COMMUTATIVE:
                     operands = tuple(sorted(operands))
                 arguments = repr(record["arguments"])
                 for i, (name, _, _) in enumerate(record["outputs"]):
                     node = (record["name"], arguments, operands, i)
                     numbers[name] = self._number(node)
-        return [numbers[name] for name in outputs]
+        pairs = len(inputs) + len(held)
+        last = len(outputs) - pairs
+        if outputs[last - pairs : last] != outputs[last:]:
+            raise UnmatchedError("its call changes an array in place")
+        return [number(name) for name in outputs[: last - pairs]]
 
 
 def _constant(array: mx.array) -> Any:

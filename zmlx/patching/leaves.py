@@ -304,6 +304,8 @@ class Leaves:
                         if not verified:
                             return frozenset()  # the first comparison decides for most
                         continue
+                except UnmatchedError:
+                    raise
                 except Exception:
                     if not verified:
                         return frozenset()
@@ -351,6 +353,8 @@ class Leaves:
                 ours = self._graphs.capture(
                     lambda a, b: [own_call(shadow(module, {}), a, b)], [x, x]
                 )
+            except UnmatchedError:
+                raise
             except Exception:
                 continue
             for (op, f), first in product(GATED, (True, False)):

@@ -8,6 +8,7 @@ a child can. What a token cannot notice, `is True` and the like, is traced with 
 
 from __future__ import annotations
 
+import copy
 import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -129,12 +130,21 @@ def _inlined(module: Any) -> Iterator[tuple[str, Any]]:
             left += [(f"{path}{key}.", inner) for key, inner in entries(value)]
 
 
-def _random_states() -> Any:
+def _arrays_in(value: Any) -> Iterator[mx.array]:
+    """The arrays of a module, and of those below it that no stand-in stands for."""
+    if issubclass(type(value), mx.array):
+        yield value
+    elif issubclass(type(value), (list, tuple, dict)):
+        for _, inner in entries(value):
+            yield from _arrays_in(inner)
+
+
+def random_states() -> Any:
     """Change where something is drawn: a call may go one way or another by it, as one that skips a
     layer at times, and a trace sees but one."""
     own: Any = mx.random.state
     numpys: Any = np.random.get_state(legacy=False)["state"]
-    return own[0].tolist(), random.getstate(), numpys["pos"], numpys["key"].tolist()
+    return own[0].tolist(), random.getstate(), numpys["pos"], numpys["key"].tobytes()
 
 
 class Stand:
@@ -170,8 +180,9 @@ class Stand:
 
 
 def stands(module: nn.Module, record: Callable[..., Any]) -> dict[str, Any]:
-    """Entries for `shadow` with a stand-in for every opaque child; raises where one child is in two
-    places, as the module may ask whether it is."""
+    """Entries for `shadow` with a stand-in for every opaque child, and copies of arrays, which a
+    call may change in place; raises where one child is in two places, as the module may ask whether
+    it is."""
     paths: dict[int, str] = {}
 
     def convert(value: Any, path: str) -> Any:
@@ -183,7 +194,7 @@ def stands(module: nn.Module, record: Callable[..., Any]) -> dict[str, Any]:
             return Stand(value, path, record)
         if isinstance(value, (list, tuple, dict)):
             return rebuilt(value, {k: convert(v, f"{path}.{k}") for k, v in entries(value)})
-        return value
+        return copy.copy(value) if isinstance(value, mx.array) else value
 
     return {key: convert(value, key) for key, value in module.items()}
 
@@ -305,6 +316,7 @@ def _trace(
     pairs: bool,
 ) -> Wiring:
     pending: list[tuple[str, str, Any, Any]] = []
+    held: list[tuple[mx.array, mx.array]] = []
     first = [sum(map(len, shapes[:i])) for i in range(len(shapes))]
 
     def traced(*inputs: mx.array) -> list[mx.array]:
@@ -320,7 +332,7 @@ def _trace(
                 if value is default:
                     return Given(name)
             if isinstance(value, mx.array):
-                arrays.append(value)
+                arrays.append(copy.copy(value))  # as it is in the call
                 return len(arrays) - 1
             raise UnmatchedError(f"{path} gets a {type(value).__name__}")
 
@@ -336,18 +348,22 @@ def _trace(
             if len(pending) > len(shapes):
                 raise UnmatchedError("its calls depend on its arguments")
             start, count = first[len(pending) - 1], len(shapes[len(pending) - 1])
-            return outputs[start] if count == 1 else tuple(outputs[start : start + count])
+            # The module may change them in place: copies share their data.
+            results = tuple(map(copy.copy, outputs[start : start + count]))
+            return results[0] if count == 1 else results
 
-        drawn = _random_states()
-        result = own_call(shadow(module, stands(module, record)), *inputs[: len(own)], **given)
-        if _random_states() != drawn:
+        twin = shadow(module, stands(module, record))
+        held.extend((copy.copy(array), array) for array in _arrays_in(twin))
+        drawn = random_states()
+        result = own_call(twin, *inputs[: len(own)], **given)
+        if random_states() != drawn:
             raise UnmatchedError("its call draws random numbers")
         return [*arrays, *_arrays(result, "it", pairs)]
 
     flat = [shape for call in shapes for shape in call]
     inputs = [*own, *(mx.zeros(shape, dtype) for shape, dtype in flat)]
     try:
-        numbers = graphs.capture(traced, inputs)
+        numbers = graphs.capture(traced, inputs, held)
     except UnmatchedError:
         raise
     except Exception as error:
