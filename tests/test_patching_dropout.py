@@ -47,6 +47,87 @@ def test_a_block_that_is_skipped_at_times_is_left_alone(draw):
     ]
 
 
+class Norm(mnn.RMSNorm):
+    """A norm that is skipped so."""
+
+    draw = None
+
+    def __call__(self, x):
+        return x if self.training and DRAWS[self.draw]() < 1e-6 else super().__call__(x)
+
+
+class Unit(mnn.Module):
+    """An activation that goes by a number that is drawn in any mode."""
+
+    draw = None
+
+    def __call__(self, x):
+        return x if DRAWS[self.draw]() < 1e-6 else mnn.silu(x)
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_a_norm_and_an_activation_that_are_skipped_at_times_are_left_alone(draw):
+    model = mnn.Sequential(Norm(24), Unit())
+    model.layers[0].draw = model.layers[1].draw = draw
+    report = zmlx.patch(model)
+    assert report.kinds() == {}
+    assert [s.why for s in report.skipped] == [
+        "it computes another thing in training", "its call draws random numbers"
+    ]  # fmt: skip
+
+
+#: Generators that a module has itself, or a function that draws from one.
+GENERATORS = {
+    "Python": lambda: random.Random(0),
+    "NumPy": lambda: np.random.default_rng(0),
+    "old NumPy": lambda: np.random.RandomState(0),
+    "system": random.SystemRandom,
+}
+
+
+class Drawing(Residual):
+    """A block that is skipped by a number from a generator of its own."""
+
+    def __call__(self, x):
+        if self.training and self.random() < 1e-6:
+            return x
+        return super().__call__(x)
+
+    def random(self):
+        return self.draw() if hasattr(self, "draw") else self.generator.random_sample()
+
+
+@pytest.mark.parametrize("bound", [False, True], ids=["generator", "its method"])
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_a_block_that_draws_from_a_generator_of_its_own_is_left_alone(kind, bound):
+    generator = GENERATORS[kind]()
+    model = Drawing(lambda: mnn.RMSNorm(24))
+    if bound:
+        model.draw = generator.random
+    else:
+        model.generator = generator
+    before = [repr(generator.__getstate__())] if kind != "system" else []
+    assert zmlx.patch(model).kinds() == {"norm": 2}
+    assert not before or before == [repr(generator.__getstate__())]
+
+
+def test_random_numbers_go_on_where_they_were():
+    def drawn():
+        return [mx.random.uniform().item(), random.random(), np.random.random()]
+
+    model = mnn.Sequential(*(Skipping(lambda: mnn.RMSNorm(24)) for _ in DRAWS))
+    for layer, draw in zip(model.layers, DRAWS, strict=True):
+        layer.draw = draw
+    found = []
+    for patched in (False, True):
+        for seed in (mx.random.seed, random.seed, np.random.seed):
+            seed(7)
+        if patched:
+            zmlx.patch(model)
+        found.append(drawn())
+    assert found[0] == found[1]
+
+
 def test_dropout_is_replaced_for_training_only():
     model = mnn.Sequential(mnn.Linear(8, 8), mnn.Dropout(0.25))
     assert not zmlx.patch(model).replaced

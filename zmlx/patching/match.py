@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as mnn
+import numpy as np
 
 from ..nn import functional as F
 from . import code
@@ -24,7 +26,7 @@ from .routing import Routing
 from .shadows import child_of, detached, entries, is_opaque
 from .steps import Add, AddNorm, BlockPlan, CallChild, Mix
 from .templates import ACTIVATIONS, GATED, packed
-from .wiring import Call, Wiring, parameters_of_call, widths, wiring
+from .wiring import Call, Wiring, parameters_of_call, random_states, widths, wiring
 
 #: Leaves that are never candidates, so that a report does not list them.
 _OTHER_LEAVES = (
@@ -111,11 +113,15 @@ class Matcher(Mixtures, Leaves):
             axes = frozenset((d, n) for d in FLOATS for n in range(9))
             return DropoutPlan("dropout", "dropout", 4096, axes)
         _all_found_by_path(module)
+        if not _children(module):
+            drawn = random_states()
+            found = self._router(module) or self._leaf(module)
+            if found is not None and random_states() != drawn:
+                raise UnmatchedError("its call draws random numbers")
+            return found
         router = self._router(module)
         if router is not None:
             return router
-        if not _children(module):
-            return self._leaf(module)
         try:
             found = (
                 self._whatever_it_holds(self._experts, module)
@@ -482,13 +488,17 @@ def in_mode(module: mnn.Module, training: bool) -> Iterator[None]:
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """What is traced meanwhile may draw; MLX's random numbers go on where they were."""
+    """What is traced meanwhile may draw; the random numbers of MLX, Python and NumPy go on where
+    they were."""
     state: Any = mx.random.state
     high, low = state[0].tolist()
+    pythons, numpys = random.getstate(), np.random.get_state()
     try:
         yield
     finally:
         mx.random.seed(high << 32 | low)
+        random.setstate(pythons)
+        np.random.set_state(numpys)
 
 
 def _key(module: mnn.Module) -> Any:
