@@ -1,6 +1,5 @@
 """Modules written by hand: what looks like a layer is replaced, and what only looks so is not."""
 
-import sys
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -178,12 +177,11 @@ def test_the_probe_of_a_block_goes_through_its_norms(norm):
     assert report.kinds() == {"residual_norm": 1, "norm": 2}
 
 
-def test_a_stopped_gradient_of_what_was_patched_for_inference_is_found_for_training(monkeypatch):
+def test_a_gradient_that_is_stopped_after_patching_for_inference_is_found_for_training(monkeypatch):
     model = mnn.Sequential(Stopped(8), mnn.RMSNorm(8))
-    # As where something else than the calls of its modules stops it.
-    probe = sys.modules["zmlx.patching.probe"]
-    monkeypatch.setattr(probe, "_stops_gradients", lambda module: False)
-    assert zmlx.patch(model).kinds() == {"norm": 2}
+    with monkeypatch.context() as patch:
+        patch.setattr(mx, "stop_gradient", lambda x: x)
+        assert zmlx.patch(model).kinds() == {"norm": 2}
     report = zmlx.patch(model, mode="training")
     assert [r.path for r in report.replaced] == ["layers.1"]
     assert report.skipped[0].path == "layers.0"
@@ -293,6 +291,40 @@ class StoppedUnit(mnn.SiLU):
         return super().__call__(mx.stop_gradient(x))
 
 
+stop = mx.stop_gradient
+stopping = mx.compile(lambda x: mnn.silu(mx.stop_gradient(x)))
+
+
+class UnitByAnotherName(mnn.Module):
+    def __call__(self, x):
+        return mnn.silu(stop(x))
+
+
+class CompiledUnit(mnn.Module):
+    def __call__(self, x):
+        return stopping(x)
+
+
+class UnitInAttribute(mnn.Module):
+    def __init__(self):
+        super().__init__()
+        self.unit = lambda x: mnn.silu(mx.stop_gradient(x))
+
+    def __call__(self, x):
+        return self.unit(x)
+
+
+class StoppedRouter(mnn.Module):
+    def __init__(self):
+        super().__init__()
+        self.project = mnn.Linear(24, 8, bias=False)
+
+    def __call__(self, x):
+        scores = mx.softmax(self.project(mx.stop_gradient(x)), axis=-1)
+        indices = mx.stop_gradient(mx.argpartition(-scores, kth=1, axis=-1)[..., :2])
+        return mx.take_along_axis(scores, indices, axis=-1), indices
+
+
 class Inheriting(StoppedUnit):
     """Stops it in the call that its own calls."""
 
@@ -303,8 +335,11 @@ class Inheriting(StoppedUnit):
 @pytest.mark.parametrize("mode", ["inference", "training"])
 @pytest.mark.parametrize(
     "make",
-    [StoppedWeight, StoppedBlock, lambda: Feed(StoppedUnit()), lambda: Feed(Inheriting())],
-)
+    [
+        StoppedWeight, StoppedBlock, StoppedRouter, lambda: Feed(StoppedUnit()),
+        lambda: Feed(Inheriting()), UnitByAnotherName, CompiledUnit, UnitInAttribute,
+    ],
+)  # fmt: skip
 def test_a_stopped_gradient_of_a_part_is_found_by_the_probe(make, mode):
     report = zmlx.patch(mnn.Sequential(make()), mode=mode)
     assert not report.replaced

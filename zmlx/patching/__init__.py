@@ -48,7 +48,7 @@ from .head import find_head, head_of, lm_loss, put_head, restore_head
 from .match import Matcher, random_state_kept
 from .plans import CodePlan, DropoutPlan, Plan, plan_of
 from .probe import inlined, probe
-from .reasons import UnmatchedError, first_line
+from .reasons import NoGradientError, UnmatchedError, first_line
 from .replace import is_current, is_trained, put, restore, set_trained, take_out
 from .report import Replaced, Report, Skipped
 from .shadows import child_of, detached
@@ -94,7 +94,7 @@ def patch(
     Args:
         model: an `mlx.nn.Module`.
         mode: "inference", or "training", which also replaces dropout, finds the head for
-            `lm_loss`, and compares gradients.
+            `lm_loss`, and leaves alone what MLX has no gradient of.
         only: kinds (see `KINDS`) or paths such as "model.layers.0.*" to replace; all unless given.
         exclude: kinds or paths to leave alone.
 
@@ -192,7 +192,10 @@ def _probe(module: nn.Module, plan: Plan, mode: str) -> None:
     if isinstance(plan, (CodePlan, DropoutPlan)):
         return
     try:
-        probe(detached(module), plan, mode == "training")
+        probe(detached(module), plan)
+    except NoGradientError:
+        if mode == "training":
+            raise
     except UnmatchedError:
         raise
     except Exception as error:  # whatever a call raises that gets stand-ins

@@ -18,12 +18,11 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..choice import prefer
-from . import code
 from .dtypes import own_dtype
 from .plans import ExpertsPlan, GatePlan, MLPPlan, Plan, RouterPlan
 from .probe_mixtures import in_float32, stands, twins
-from .reasons import UnmatchedError
-from .shadows import child_of, entries, is_opaque, placed, shadow
+from .reasons import NoGradientError, UnmatchedError, first_line
+from .shadows import entries, is_opaque, placed, shadow
 from .steps import EMPTY, AddNorm, BlockPlan
 
 _EPS = {mx.float32: 2.0**-23, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
@@ -31,59 +30,56 @@ _EPS = {mx.float32: 2.0**-23, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
 
 class _Constant(nn.Module):
     """A child that returns one fixed array times a weighted mean of what it gets, plus another. A
-    plain mean of what a layer norm returns is 0, and one that adds a plain mean changes nothing."""
+    plain mean of what a layer norm returns is 0, and one that adds a plain mean changes nothing.
+    Some columns are 0, with a gradient."""
 
     def __init__(self, width: int, number: int) -> None:
         super().__init__()
         self._number = number
         self._factor, self._array = mx.random.normal((2, width), key=mx.random.key(number))
+        self._zero = mx.random.uniform(shape=(width,), key=mx.random.key(number + 2000)) < 0.25
 
     def __call__(self, *given: Any, **named: Any) -> mx.array:
         x = next(v for v in (*given, *named.values()) if isinstance(v, mx.array))
         weights = mx.random.normal(x.shape[-1:], key=mx.random.key(self._number + 1000))
         mean = (x.astype(mx.float32) * weights).mean(axis=-1, keepdims=True)
-        return (mean * self._factor + self._array).astype(x.dtype)
+        y = mean * self._factor + self._array
+        return mx.where(self._zero, y - mx.stop_gradient(y), y).astype(x.dtype)
 
 
-def probe(module: nn.Module, plan: Plan, training: bool) -> None:
-    """Raises `UnmatchedError` where the replacement differs, in the output or in the gradient:
-    for `training`, and where code that it replaces stops one, which leaves nothing in the graph."""
-    training = training or any(_stops_gradients(m) for m in replaced_in(module, plan))
+def _drawn(shape: tuple[int, ...], number: int) -> mx.array:
+    """Normal numbers, and some zeros."""
+    values, zero = mx.random.split(mx.random.key(number))
+    x = mx.random.normal(shape, key=values)
+    return mx.where(mx.random.uniform(shape=shape, key=zero) < 0.25, 0, x)
+
+
+def probe(module: nn.Module, plan: Plan) -> None:
+    """Raises `UnmatchedError` where the replacement differs in the output or in the gradient, of
+    which one that is stopped leaves nothing in the graph; `NoGradientError` where the output is the
+    same, and MLX has no gradient. Some elements are 0, where gradients of maxima have their
+    ties."""
     dtype = own_dtype(module)
     axes = sorted(n for d, n in plan.verified if d == dtype)
     if not axes:
         raise UnmatchedError(f"its graph differs in {str(dtype).rpartition('.')[2]}")
     if isinstance(plan, (ExpertsPlan, RouterPlan)):
         for twin, x, of, more in twins(module, plan, dtype):
-            _compare(plan, twin, in_float32(twin), [x], of, more, dtype, training)
+            _compare(plan, twin, in_float32(twin), [x], of, more, dtype)
         return
     width = _width(module, plan)
     shape = (*(2, 2, 2, 3)[4 - axes[-1] + 1 :], width)
-    arrays = [mx.random.normal(shape, key=mx.random.key(7)).astype(dtype)]
+    arrays = [_drawn(shape, 7).astype(dtype)]
     of_two = isinstance(plan, GatePlan) and not plan.packed
     if of_two or (isinstance(plan, BlockPlan) and plan.arrays == 2):
-        arrays.append(mx.random.normal(shape, key=mx.random.key(8)).astype(dtype))
+        arrays.append(_drawn(shape, 8).astype(dtype))
     twin, wide = _isolated(module, plan), _isolated(_in_float32(module), plan)
-    _compare(plan, twin, wide, arrays, lambda y: y, (), dtype, training, _named(plan))
-
-
-def _stops_gradients(module: nn.Module) -> bool:
-    """Whether the code of the module's call names `stop_gradient`."""
-    return any("stop_gradient" in names for names in code.names_of_call(type(module)))
-
-
-def replaced_in(module: nn.Module, plan: Plan) -> Iterator[nn.Module]:
-    """The modules whose calls the plan replaces by its own: the module, norms that it computes, and
-    children without arrays. Experts and routers stop the gradient of their choices, which have
-    none."""
-    if not isinstance(plan, (ExpertsPlan, RouterPlan)):
-        yield module
-    for path in inlined(module, plan):
-        yield child_of(module, path)
+    _compare(plan, twin, wide, arrays, lambda y: y, (), dtype, _named(plan))
 
 
 def inlined(module: nn.Module, plan: Plan) -> Iterator[str]:
-    """Paths of those below the module."""
+    """Paths of the modules whose calls the plan replaces by its own: norms that it computes, and
+    children without arrays."""
     yield from (path for path, _ in plan.computes())
     left: list[tuple[str, Any]] = [(str(key), value) for key, value in module.items()]
     while left:
@@ -104,7 +100,6 @@ def _compare(
     of: Callable[[Any], mx.array],
     more: tuple[Any, ...],
     dtype: mx.Dtype,
-    training: bool,
     named: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """The plan and the module's own call, on a twin, and on one in float32."""
@@ -122,14 +117,17 @@ def _compare(
     runs = [(original, twin, arrays), (replaced, twin, arrays), (original, wide, in_wide)]
     outputs = [f(module, *a) for f, module, a in runs]
     _agree("output", outputs, dtype)
-    if training:
-        cotangent = mx.random.normal(outputs[0].shape, key=mx.random.key(9))
-        gradients = [
-            _gradients(f, module, a, cotangent.astype(y.dtype))
-            for (f, module, a), y in zip(runs, outputs, strict=True)
-        ]
-        for results in zip(*gradients, strict=True):
-            _agree("gradient", list(results), dtype)
+    cotangent = mx.random.normal(outputs[0].shape, key=mx.random.key(9))
+    gradients = []
+    for (f, module, a), y in zip(runs, outputs, strict=True):
+        try:
+            gradients.append(_gradients(f, module, a, cotangent.astype(y.dtype)))
+        except Exception as error:
+            if gradients:
+                raise
+            raise NoGradientError(f"MLX has no gradient of it: {first_line(error)}") from None
+    for results in zip(*gradients, strict=True):
+        _agree("gradient", list(results), dtype)
 
 
 def _gradients(

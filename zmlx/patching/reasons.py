@@ -10,6 +10,10 @@ class UnmatchedError(Exception):
     """Why a module is left alone."""
 
 
+class NoGradientError(UnmatchedError):
+    """MLX has no gradient of a module's call, such as by indices that it gathers by."""
+
+
 class CaptureError(UnmatchedError):
     """A module's call, or that of a child in it, raised in a trace, when `calls` children had
     returned."""
