@@ -39,7 +39,7 @@ SAME = {
     "rows": (lambda x, y, c, r: (x + r) + y, lambda x, y, c, r: x + (y + r)),
     "inside another": (
         lambda x, y, c, r: mx.maximum(2 * x, y).sum(-1),
-        lambda x, y, c, r: mx.maximum(y, x * 4 / 2).sum(-1),
+        lambda x, y, c, r: mx.maximum(x * 4 / 2, y).sum(-1),
     ),
 }
 
@@ -48,6 +48,10 @@ OTHER = {
     "the fifth digit": (lambda x, y, c, r: 0.044715 * x, lambda x, y, c, r: 0.044714 * x),
     "a quotient": (lambda x, y, c, r: x / y, lambda x, y, c, r: y / x),
     "a difference": (lambda x, y, c, r: x - y, lambda x, y, c, r: y - x),
+    "a maximum, whose gradient at a tie goes by its order": (
+        lambda x, y, c, r: mx.maximum(x, y),
+        lambda x, y, c, r: mx.maximum(y, x),
+    ),
     "a root": (lambda x, y, c, r: mx.sqrt(x), lambda x, y, c, r: mx.rsqrt(x)),
     "a power": (lambda x, y, c, r: x**3, lambda x, y, c, r: x**2),
     "a cast": (
@@ -141,6 +145,7 @@ WRITTEN = {
     ),
     "x·σ(1.702x)": ("gelu_quick", None, lambda x: x * mx.sigmoid(1.702 * x)),
     "max²": ("relu2", None, lambda x: mx.square(mx.maximum(x, 0))),
+    "max² of zero first": ("relu2", None, lambda x: mx.square(mx.maximum(0, x))),
     "where": ("leaky_relu", None, lambda x: mx.where(x >= 0, x, x * 0.01)),
     "eˣ-1": ("elu", None, lambda x: mx.where(x > 0, x, mx.exp(x) - 1)),
 }
@@ -185,3 +190,29 @@ def test_activations_in_other_words_are_replaced(written, dtype):
         eps = {mx.float32: 2.0**-21, mx.float16: 2.0**-8, mx.bfloat16: 2.0**-5}[dtype]
         for layer, y in zip(model.layers, before, strict=True):
             assert mx.allclose(layer(x), y, rtol=eps, atol=eps).item()
+
+
+#: Activations whose gradient at 0 is not that of the kernel, which have its values.
+OTHER_AT_ZERO = {
+    "relu": lambda x: mx.maximum(0, x),
+    "leaky_relu": lambda x: mx.maximum(x, 0.01 * x),
+    "leaky_relu by where": lambda x: mx.where(x > 0, x, 0.01 * x),
+    "celu": mnn.celu,
+}
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize("function", OTHER_AT_ZERO.values(), ids=OTHER_AT_ZERO)
+def test_an_activation_with_another_gradient_at_zero_is_left_alone(function, mode):
+    model = mnn.Sequential(Activation(function), Feed(function, False))
+    assert zmlx.patch(model, mode=mode).kinds() == {}
+
+
+@pytest.mark.parametrize("plain", [mnn.relu, mnn.leaky_relu, mnn.elu, mnn.selu, mnn.hardswish])
+def test_the_gradient_at_zero_is_that_of_mlx(plain):
+    model, x = mnn.Sequential(Activation(plain)), mx.zeros((2, 16))
+    assert zmlx.patch(model, mode="training").kinds() == {"activation": 1}
+    with zmlx.prefer("zmlx"):
+        assert mx.allclose(
+            mx.grad(lambda x: model(x).sum())(x), mx.grad(lambda x: plain(x).sum())(x)
+        )

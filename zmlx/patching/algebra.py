@@ -30,8 +30,9 @@ _DTYPES = {str(d): d for d in (mx.float32, mx.float16, mx.bfloat16)}
 #: Primitives of one element of each operand.
 _ELEMENTWISE = COMMUTATIVE | frozenset(
     ("Abs", "AsType", "Ceil", "Cos", "Divide", "Equal", "Erf", "Exp", "Expm1", "Floor", "Greater",
-     "GreaterEqual", "Less", "LessEqual", "Log", "Log1p", "LogAddExp", "LogicalNot", "Negative",
-     "Power", "Round", "Select", "Sigmoid", "Sign", "Sin", "Sqrt", "Square", "Subtract", "Tanh")
+     "GreaterEqual", "Less", "LessEqual", "Log", "Log1p", "LogAddExp", "LogicalNot", "Maximum",
+     "Minimum", "Negative", "Power", "Round", "Select", "Sigmoid", "Sign", "Sin", "Sqrt", "Square",
+     "Subtract", "Tanh")
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 `Graphs.capture` traces a function of arrays with `mx.export_function` and turns its graph into
 numbers: two expressions have the same number exactly if they apply the same primitives with the
 same arguments to the same inputs and constants, operands of commutative primitives in either order.
+A maximum is none: at a tie its gradient goes to the second operand.
 Functions that `mx.compile` compiled are traced through. `mx.stop_gradient` leaves no trace, so
 that equal graphs may still differ in their gradient.
 """
@@ -19,9 +20,7 @@ import mlx.core as mx
 from .reasons import UnmatchedError
 
 #: Primitives whose operands may change places.
-COMMUTATIVE = frozenset(
-    ("Add", "Multiply", "Maximum", "Minimum", "LogicalAnd", "LogicalOr", "Equal", "NotEqual")
-)
+COMMUTATIVE = frozenset(("Add", "Multiply", "LogicalAnd", "LogicalOr", "Equal", "NotEqual"))
 
 #: A float as Python prints it.
 _FLOAT = re.compile(r"(?<![\w.])\d+(?:\.\d+(?:e-?\d+)?|e-?\d+)")

@@ -164,12 +164,13 @@ def _gelu_tanh_by_squares(x: mx.array) -> mx.array:
 
 
 #: Ops of one array and what they are in MLX; several where models differ in more than the order of
-#: sums and products: in what is multiplied out, or in numbers that half precision tells apart.
+#: sums and products: in what is multiplied out, or in numbers that half precision tells apart. The
+#: gradient is the kernel's at a tie, too: that of max(0, x) at 0 is 1 and of max(x, 0) it is 0.
 ACTIVATIONS: tuple[tuple[str, Function], ...] = (
     *((name, getattr(mnn, name)) for name in F.ACTIVATIONS),
     ("gelu", _gelu_by_a_product),
     ("gelu_approx", _gelu_tanh_by_squares),
-    ("leaky_relu", lambda x: mx.where(x > 0, x, 0.01 * x)),
+    ("relu2", lambda x: mx.square(mx.maximum(0, x))),
     ("leaky_relu", lambda x: mx.where(x >= 0, x, 0.01 * x)),
 )
 
