@@ -304,6 +304,15 @@ def test_reductions_of_vectors_go_by_component() -> None:
     np.testing.assert_array_equal(result[14:18], np.repeat(bits[:, None], 32, 1))
 
 
+def test_a_product_beside_numbers_that_are_drawn() -> None:
+    source = """
+        float u[8];
+        ZMLX_UNIFORMS(u, 8, 0, 7);
+        out[thread_position_in_grid.x] = simd_product(2.0f) + 0 * u[0];
+    """
+    assert run(source, output=(2, mx.float32), grid=2, group=2).tolist() == [4, 4]
+
+
 def test_minimum_and_maximum_pass_over_nan() -> None:
     x = np.arange(32, dtype=np.float32)
     x[[0, 5, 31]] = np.nan

@@ -54,6 +54,8 @@
 #ifndef ZK_VECTORS
 #define ZK_VECTOR_1(f)
 #define ZK_VECTOR_2(f)
+#define ZK_VECTOR_1_BY(f, g)
+#define ZK_VECTOR_2_BY(f, g)
 #define ZK_VECTOR_3(f)
 #define ZK_VECTOR_SPLIT(f)
 #define ZK_VECTOR_TEST(f)

@@ -18,9 +18,9 @@ inline constexpr uint zk_counters = sizeof(zk_lanes) / 8;
 // Vectors go by reference: passing them on would depend on what the processor has.
 
 // product = the low words of a times `factor`, below 2^32.
-static inline __attribute__((always_inline)) void zk_multiply(const zk_lanes& a,
-                                                              unsigned long long factor,
-                                                              zk_lanes& product) {
+static inline __attribute__((always_inline)) void zk_multiply_low(const zk_lanes& a,
+                                                                  unsigned long long factor,
+                                                                  zk_lanes& product) {
   zk_lanes factors = zk_lanes{} + factor;
 #if defined(__AVX512F__) && !defined(__clang__)
   using zk_signed = long long __attribute__((vector_size(64)));
@@ -100,8 +100,8 @@ static inline void zk_draw(float* out, ulong first, ulong key) {
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) {
       zk_lanes p, q;
-      zk_multiply(a[v], 0xD2511F53ull, p);
-      zk_multiply(c[v], 0xCD9E8D57ull, q);
+      zk_multiply_low(a[v], 0xD2511F53ull, p);
+      zk_multiply_low(c[v], 0xCD9E8D57ull, q);
       a[v] = (q >> 32) ^ b[v] ^ (unsigned long long)k0, b[v] = q;
       c[v] = (p >> 32) ^ d[v] ^ (unsigned long long)k1, d[v] = p;
     }

@@ -522,18 +522,21 @@ ZK_VECTOR_NAMES(bfloat)
 #define ZK_CALL_1(f, c) f(p.c)
 #define ZK_CALL_2(f, c) f(p.c, q.c)
 #define ZK_CALL_3(f, c) f(p.c, q.c, r.c)
-#define ZK_VECTOR_1(f)                                 \
+// By a function of another scope.
+#define ZK_VECTOR_1_BY(f, g)                           \
   template <class A, class V = zk_join<A>>             \
   METAL_FUNC V f(A a) {                                \
     V p = a;                                           \
-    ZK_LANES(V, ZK_CALL_1, f)                          \
+    ZK_LANES(V, ZK_CALL_1, g)                          \
   }
-#define ZK_VECTOR_2(f)                                 \
+#define ZK_VECTOR_2_BY(f, g)                           \
   template <class A, class B, class V = zk_join<A, B>> \
   METAL_FUNC V f(A a, B b) {                           \
     V p = zk_spread<V>(a), q = zk_spread<V>(b);        \
-    ZK_LANES(V, ZK_CALL_2, f)                          \
+    ZK_LANES(V, ZK_CALL_2, g)                          \
   }
+#define ZK_VECTOR_1(f) ZK_VECTOR_1_BY(f, f)
+#define ZK_VECTOR_2(f) ZK_VECTOR_2_BY(f, f)
 #define ZK_VECTOR_3(f)                                                         \
   template <class A, class B, class C, class V = zk_join<A, B, C>>             \
   METAL_FUNC V f(A a, B b, C c) {                                              \
