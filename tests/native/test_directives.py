@@ -63,6 +63,26 @@ def test_a_line_in_an_argument_ends_a_token(text: str, value: int) -> None:
     assert run(source, output=(1, mx.int32), header=header).tolist() == [value]
 
 
+@pytest.mark.parametrize("end", ["\\\n", "\\ \n", "\\ \t\r\n"])
+def test_a_line_that_ends_in_a_backslash_goes_on_behind_blanks_too(end: str) -> None:
+    header = f"#define TWICE(a) {end}  (2 * (a))\n"
+    source = f"out[0] = TWICE(3); // on: {end}out[0] = 1;\nout[1] = 4;"
+    assert run(source, output=(2, mx.int32), header=header).tolist() == [6, 4]
+
+
+def test_letters_beyond_ascii_are_letters() -> None:
+    source = """
+        threadgroup float σ[2];
+        uint i = thread_position_in_grid.x;
+        float2 Δt = float2(i, 1);
+        σ[i] = Δt.yx.y * π;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        out[i] = σ[1 - i];
+    """
+    header = "#define π 3.0f\n"
+    assert run(source, output=(2, mx.float32), grid=2, group=2, header=header).tolist() == [3, 0]
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [

@@ -9,9 +9,12 @@
 namespace zmlx {
 namespace {
 
-bool starts_word(char c) { return std::isalpha((unsigned char)c) || c == '_' || c == '$'; }
-bool in_word(char c) { return std::isalnum((unsigned char)c) || c == '_' || c == '$'; }
 bool digit(char c) { return c >= '0' && c <= '9'; }
+// What is not ASCII is a letter: π.
+bool starts_word(char c) {
+  return std::isalpha((unsigned char)c) || c == '_' || c == '$' || (unsigned char)c > 127;
+}
+bool in_word(char c) { return starts_word(c) || digit(c); }
 
 // Marks that C++ also spells as words.
 constexpr std::pair<std::string_view, std::string_view> spelled_marks[] = {
@@ -65,8 +68,8 @@ class Lexer {
       if (c == '\n') {
         ++at_;
         newline();
-      } else if (c == '\\' && (peek(1) == '\n' || (peek(1) == '\r' && peek(2) == '\n'))) {
-        at_ += peek(1) == '\n' ? 2 : 3;
+      } else if (size_t length = splice()) {
+        at_ += length;
         ++line_;
       } else if (std::isspace((unsigned char)c)) {
         ++at_;
@@ -82,13 +85,19 @@ class Lexer {
     return false;
   }
 
+  // The backslash at the end of a line, and what is behind it on the line; or 0.
+  size_t splice() const {
+    if (peek() != '\\') return 0;
+    size_t end = text_.find_first_not_of(" \t\v\f\r", at_ + 1);
+    return end != std::string::npos && text_[end] == '\n' ? end + 1 - at_ : 0;
+  }
+
   // Lines are spliced before comments are seen: one that ends in a backslash goes on.
   void skip_line_comment() {
-    for (; at_ < text_.size() && peek() != '\n'; ++at_) {
-      bool spliced = peek() == '\\' && (peek(1) == '\n' || (peek(1) == '\r' && peek(2) == '\n'));
-      if (!spliced) continue;
-      at_ += peek(1) == '\n' ? 1 : 2;
-      ++line_;
+    while (at_ < text_.size() && peek() != '\n') {
+      size_t length = splice();
+      at_ += length ? length : 1;
+      line_ += length > 0;
     }
   }
 
