@@ -70,6 +70,15 @@ def test_a_header_that_goes_on_into_the_kernel_is_named(last: str) -> None:
     assert run("out[0] = f();", output=(1, mx.float32), header=f"int f() {{ return 1; }}\n{last}\n")
 
 
+def test_a_templates_header_that_goes_on_into_the_kernel_is_named() -> None:
+    message = refusal("out[0] = T(1);", header="// end", template={"T": mx.float32})
+    assert "the header's last line, `// end`, goes on into the kernel" in message
+
+
+def test_a_comment_may_hold_the_mark_of_kernels() -> None:
+    assert run("// as in a [[kernel]] void f()\nout[0] = 1;", output=(1, mx.float32)) == 1
+
+
 @pytest.mark.parametrize("last", ["/* https://x */", "/* a\n// b */", "/* //*/"])
 def test_marks_within_a_comment_are_none(last: str) -> None:
     header = f"inline int f() {{ return 1; }} {last}"
@@ -103,7 +112,7 @@ def test_what_is_no_variable_that_changes_is_taken(text: str) -> None:
 def test_names_that_only_look_unsupported_are_names() -> None:
     source = """
         float sampler = 1; int tensor = 2; Sampler texture2d = {3};
-        out[0] = sampler + tensor + texture2d.vertex_count;
+        out[0] = sampler + (tensor < 3 ? tensor : 0) + texture2d.vertex_count;
     """
     header = "struct Sampler { float vertex_count; Sampler(const thread Sampler&) = delete; };\n"
     header = "struct Sampler { float vertex_count; };\n"

@@ -141,6 +141,7 @@ std::string rewrite_text(const std::string& metal_text, Dialect dialect, bool si
 }
 
 Rewritten Kernel::rewritten(const MetalFunction& metal, bool one_thread, Dialect dialect) const {
+  check_header_end(spec.header, spec.name);
   RewriteOptions options;
   options.dialect = dialect;
   options.one_thread = one_thread;

@@ -80,6 +80,10 @@ bool is_texture(const std::string& word) {
   return false;
 }
 
+bool names_space(const Token& token) {
+  return token.is_any({"device", "constant", "threadgroup", "thread", "const"});
+}
+
 bool used_as(char use, const Tokens& tokens, size_t i) {
   if (i > 0 && tokens[i - 1].is_any({".", "->"})) return false;
   if (i + 1 >= tokens.size()) return use == 'k';
@@ -87,7 +91,7 @@ bool used_as(char use, const Tokens& tokens, size_t i) {
   switch (use) {
     case 't': return next.kind == Token::word || next.is("<");
     case '(': return next.is("(");
-    case '<': return next.is("<");
+    case '<': return next.is("<") && (names_number(tokens[i + 2]) || names_space(tokens[i + 2]));
     case ':': return next.is("::");
   }
   // `f() = delete` declares, it frees nothing.

@@ -211,28 +211,9 @@ const char* const no_contraction =
     "#if defined(__clang__)\n#pragma clang fp contract(off)\n#else\n"
     "#pragma GCC optimize(\"fp-contract=off\")\n#endif\n";
 
-// MLX puts the kernel right behind the header. A last line of the header that is a directive or ends
-// in a comment would take the kernel's first line with it, on a Mac too.
-void check_header_end(const std::string& text, const Tokens& tokens, const std::string& name) {
-  size_t kernel = text.rfind("[[kernel]]");
-  if (kernel == std::string::npos) return;
-  size_t begin = text.rfind('\n', kernel) + 1;  // npos + 1 is 0
-  std::string line = text.substr(begin, kernel - begin);
-  size_t first = line.find_first_not_of(" \t");
-  if (first == std::string::npos) return;
-  int number = 1 + (int)std::count(text.begin(), text.begin() + begin, '\n');
-  auto reads = [&](const Token& token) { return token.line == number && token.is("kernel"); };
-  bool comment = line.find("//") != std::string::npos &&
-                 std::none_of(tokens.begin(), tokens.end(), reads);
-  if (line[first] != '#' && !comment) return;
-  throw std::runtime_error("[kernel " + name + "] the header's last line, `" + line.substr(first) +
-                           "`, goes on into the kernel: end the header with a newline");
-}
-
 Unit read_unit(const std::string& metal_text, const Prelude& prelude,
                const RewriteOptions& options) {
   Tokens raw = tokenize(metal_text);
-  check_header_end(metal_text, raw, author_name(options.name));
   size_t start = find_kernel(raw);
   if (start == Outline::none || start + 2 >= raw.size()) {
     throw std::runtime_error("[kernel " + author_name(options.name) +
@@ -250,6 +231,21 @@ Unit read_unit(const std::string& metal_text, const Prelude& prelude,
 }
 
 }  // namespace
+
+void check_header_end(const std::string& header, const std::string& name) {
+  if (header.empty() || header.back() == '\n') return;
+  const char* const kernel = "zk_kernel";
+  Tokens tokens = tokenize(header + " " + kernel);
+  bool comment = tokens.empty() || !tokens.back().is(kernel);
+  if (comment && !tokens.empty() && tokens.back().text.compare(0, 2, "/*") == 0) return;
+  size_t first = comment ? 0 : tokens.size() - 1;
+  while (first > 0 && !tokens[first].first) --first;
+  if (!comment && !tokens[first].is("#")) return;
+  std::string line = header.substr(header.rfind('\n') + 1);  // npos + 1 is 0
+  throw std::runtime_error("[kernel " + name + "] the header's last line, `" +
+                           line.substr(std::min(line.find_first_not_of(" \t"), line.size())) +
+                           "`, goes on into the kernel: end the header with a newline");
+}
 
 Rewritten rewrite(const std::string& metal_text, const RewriteOptions& options) {
   const Prelude& prelude = prelude_in(options.prelude_dir, options.dialect);

@@ -32,6 +32,10 @@ struct Rewritten {
 // "[kernel NAME] line L of the source: … is not supported …", for what has no equivalent.
 Rewritten rewrite(const std::string& metal_text, const RewriteOptions&);
 
+// MLX puts the kernel right behind the header. Throws where the last line of a header is a
+// directive, or ends in a comment: it would take the kernel's first line with it, on a Mac too.
+void check_header_end(const std::string& header, const std::string& name);
+
 // A C++ compiler's messages with the lines of the user's source in place of generated ones.
 std::string explain(const Rewritten&, const std::string& metal_text,
                     const std::string& compiler_output);
