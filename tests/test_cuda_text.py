@@ -142,6 +142,22 @@ def flows(source, header=""):
          "if (n > 2) y[0] = simd_sum(x[0]);", [(0, 0)]),
         ('_Pragma("unroll") for (uint i = 0; i < thread_index_in_simdgroup; ++i)'
          "{ y[0] = simd_sum(x[i]); } y[1] = simd_sum(x[0]);", [(2, 0), (0, 0)]),
+        # Labels and attributes.
+        ("uint n = 0; switch (int(x[0])) { case 0: if (x[1] > 0) { y[1] = 1; }"
+         "n = thread_index_in_simdgroup; } if (n > 3) y[0] = simd_sum(x[0]);", [(2, 0)]),
+        ("switch (int(x[0])) { case 0: default: if (thread_index_in_simdgroup < 16) y[1] = 1;"
+         "else y[0] = simd_sum(x[0]); }", [(2, 0)]),
+        ("switch (thread_index_in_simdgroup) { case 2 > 1 ? 0 : 1: if (x[1] > 0) { y[1] = 1; }"
+         "return; } y[0] = simd_sum(x[0]);", [(0, 2)]),
+        ("switch (int(x[0])) { case 0: uint n = 1, m(thread_index_in_simdgroup);"
+         "if (m > 3) y[0] = simd_sum(x[0]); if (n > 0) y[1] = simd_sum(x[0]); }", [(2, 0), (0, 0)]),
+        ("if (x[0] > 0) [[likely]] { if (thread_index_in_simdgroup < 3) y[0] = simd_sum(x[1]); }",
+         [(2, 0)]),
+        ("if (thread_index_in_simdgroup < 3) [[unlikely]] { y[0] = 1; }"
+         "else [[likely]] { y[0] = simd_sum(x[1]); }", [(2, 0)]),
+        ("__attribute__((annotate(\"a\"))) if (thread_index_in_simdgroup < 3) return;"
+         "y[0] = simd_sum(x[1]);", [(0, 2)]),
+        ("uint α = thread_index_in_simdgroup; if (α > 3) y[0] = simd_sum(x[0]);", [(2, 0)]),
     ],
 )  # fmt: skip
 def test_control_flow_is_followed_to_what_it_depends_on(source, expected):
@@ -234,6 +250,44 @@ LANE = "thread_index_in_simdgroup"
         ("Box b{LANE}; int n = b.large();",
          "struct Box { int v; int get() { return this->v; }"
          "int large() { int n = get(); return n > 3 ? simd_sum(n) : 0; } };", 2),
+        ("Box b = {0}; thread Box* p = &b; p->set(LANE); int n = b.v;",
+         "struct Box { int v; void set(int n) { v = n; } };", 2),
+        ("Box b = {0}; go(&b, LANE); int n = b.v;",
+         "struct Box { int v; void set(int n) { v = n; } };"
+         "inline void go(thread Box* p, int l) { p->set(l); }", 2),
+        ("Box b = {0}; auto p = b.at(); *p = LANE; int n = b.v;",
+         "struct Box { int v; thread int* at() { return &v; } };", 2),
+        ("Box<int> b = {}; b(LANE); int n = b.v;",
+         "template <class T> struct Box { T v; void operator()(T n) { v = n; } };", 2),
+        ("Box b[2] = {}; b[0](LANE); int n = b[0].v;",
+         "struct Box { int v; void operator()(int n) { v = n; } };", 2),
+        ("Box b = {}; (b)(LANE); int n = b.v;",
+         "struct Box { int v; void operator()(int n) { v = n; } };", 2),
+        ("int n = 0; (put)(n, LANE);", "inline void put(thread int& p, int v) { p = v; }", 2),
+        ("int n = 0; typedef thread int* P; auto p = (P)&n; *p = LANE;", "", 2),
+        # Values that stand in brackets, and in the lists of constructors.
+        ("uint a[2]{LANE, 0}; uint n = a[0];", "", 2),
+        ("uint m(0), n(LANE);", "", 2),
+        ("uint n(0), m(LANE);", "", 0),
+        ("uint m{0}, n{LANE};", "", 2),
+        ("uint k = LANE; thread uint& n(k);", "", 2),
+        ("uint k = 0, *p(&k); *p = LANE; uint n = k;", "", 2),
+        ("struct { uint v; float f; } s = {LANE, 0}; uint n = s.v;", "", 2),
+        ("struct S { uint v; } s{LANE}; uint n = s.v;", "", 2),
+        ("Pair s = {LANE, 0}; auto [n, m](s);", "struct Pair { int v, w; };", 2),
+        ("uint n = last(1u, 2u, LANE);", "template <class A, class... R> uint last(A a, R... r)"
+         "{ uint s = a; ((s += r), ...); if (s > 3) simd_sum(s); return s; }", 2),
+        ("uint n = pass(1u, LANE);",
+         "inline uint last(uint a, uint b) { if (b > 3) simd_sum(b); return b; }"
+         "template <class... R> uint pass(R... r) { return last(r...); }", 2),
+        # Equal names of other scopes are no memory.
+        ("int dst[4] = {0}; dst[LANE % 4] = 1; int n = dst[0];",
+         "struct Loader { const device float* src; threadgroup float* dst; };", 2),
+        ("int n = 0; thread int* dst = &n; *dst = LANE;",
+         "struct Loader { const device float* src; threadgroup float* dst; };", 2),
+        ("{ device float* p; p = y; } int n = 0; { thread int* p; p = &n; *p = LANE; }", "", 2),
+        ("int n = 0; auto put = [](thread int* y, int v) { *y = v; }; put(&n, LANE);", "", 2),
+        ("int x[2] = {0}; x[LANE % 2] = 1; int n = x[0];", "", 2),
         # Functions of the library.
         ("threadgroup atomic_uint c; uint n = 0; atomic_compare_exchange_weak_explicit("
          "&c, &n, 1u, memory_order_relaxed, memory_order_relaxed);", "", 2),
@@ -244,6 +298,34 @@ LANE = "thread_index_in_simdgroup"
 def test_a_store_reaches_what_it_may_mean(source, header, expected):
     source = source.replace("LANE", LANE) + " if (n > 3) y[0] = simd_sum(x[0]);"
     assert set(flows(source, header + "\n")) == {(expected, 0)}
+
+
+@pytest.mark.parametrize(
+    ("source", "header"),
+    [
+        ("int n = ({ int k = 0; if (LANE > 3) k = 1; k; }); if (n) y[0] = simd_sum(x[0]);", ""),
+        ("Out s; s << LANE; if (s.v > 3) y[0] = simd_sum(x[0]);",
+         "struct Out { int v; }; void operator<<(thread Out& s, int v) { s.v = v; }\n"),
+        ("Out s; s << LANE; if (s.v > 3) y[0] = simd_sum(x[0]);",
+         "struct Out { int v; void operator<<(int n) { v = n; } };\n"),
+    ],
+)  # fmt: skip
+def test_what_is_not_understood_parts_all(source, header):
+    assert flows(source.replace("LANE", LANE), header) == [(2, 2)]
+
+
+def test_operators_without_effects_are_understood():
+    header = """
+        struct P {
+            int v;
+            P operator+(P o) const { return {v + o.v}; }
+            void operator+=(P o) { v += o.v; }
+            bool operator()(int n) { return n > v; }
+        };
+        inline P operator*(P a, const thread P& b) { return {a.v * b.v}; }
+    """
+    source = "P p = {1}; p += p + p * p; if (p(3)) y[0] = simd_sum(x[0]);"
+    assert flows(source, header) == [(0, 0)]
 
 
 @pytest.mark.parametrize(
@@ -291,9 +373,17 @@ def test_an_overload_of_the_texts_own_inherits_its_callers_flow():
     assert compile_all([launch_of(source, header=overload)]) == []
 
 
-def test_an_operation_outside_of_every_body_assumes_nothing():
-    total = "struct Total { float v; Total(float x) : v(simd_sum(x)) {} };\n"
-    assert flows("y[0] = Total(x[0]).v;", total) == [(2, 2)]
+@pytest.mark.parametrize(
+    "total",
+    [
+        "struct Total { float v; Total(float x) : v(simd_sum(x)) {} };\n",
+        "inline float f(float x) { return simd_sum(x); }\n"
+        "struct Total { float v; Total(float x) : v(f(x)) {} };\n",
+        "inline float f(float x) { return simd_sum(x); }\nstruct Total { float x, v = f(1); };\n",
+    ],
+)
+def test_an_operation_outside_of_every_statement_assumes_nothing(total):
+    assert flows("y[0] = Total{x[0]}.v;", total) == [(2, 2)]
 
 
 def test_rows_of_whole_simdgroups_count_as_uniform():
@@ -306,6 +396,13 @@ def test_rows_of_whole_simdgroups_count_as_uniform():
 def test_a_pointer_beside_a_threadgroup_variable_is_refused():
     with pytest.raises(RuntimeError, match="declare the pointer by itself"):
         text_of(launch_of("threadgroup float a[32], *p; p = a; y[0] = *p;"))
+
+
+@pytest.mark.parametrize("type_", ["half", "half4", "bfloat3"])
+@pytest.mark.parametrize("call", ["fast::exp(v)", "fast::pow(v, v)", "precise::divide(v, v)"])
+@pytest.mark.parametrize("math_mode", ["safe", "fast"])
+def test_variants_of_other_precision_take_narrow_vectors(type_, call, math_mode):
+    ptx(f"{type_} v = {type_}(x[0]); *(device {type_}*)y = {call};", math_mode=math_mode)
 
 
 @pytest.mark.parametrize("type_", ["half", "bfloat", "float4", "half2", "bfloat3"])

@@ -112,16 +112,6 @@ std::vector<std::string> declared_names(const Unit& unit, size_t begin, size_t e
   return names;
 }
 
-// Past the labels that a statement stands behind.
-size_t past_labels(const Unit& unit, size_t begin) {
-  auto& tokens = unit.tokens;
-  while (tokens[begin].is_any({"case", "default"})) {
-    while (!tokens[begin].is_any({":", ";"})) ++begin;
-    ++begin;
-  }
-  return begin;
-}
-
 // The type that a declaration defines in front of its qualifier: `struct S { … } threadgroup s;`.
 std::string type_in_front(const Unit& unit, size_t begin) {
   auto& tokens = unit.tokens;
@@ -142,7 +132,7 @@ void declare_shared(Unit& unit, size_t i) {
                       "a threadgroup variable outside the kernel's body is not supported: declare "
                       "it in the body and pass a pointer");
   }
-  size_t begin = past_labels(unit, unit.outline.statement_begin(i));
+  size_t begin = unit.outline.past_prefix(unit.outline.statement_begin(i));
   size_t end = unit.outline.statement_end(begin);
   auto names = declared_names(unit, begin, end);
   if (unit.declarations == 64) {

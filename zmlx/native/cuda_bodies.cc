@@ -11,6 +11,11 @@ bool one_of(const Token& token, std::initializer_list<const char*> names) {
   return false;
 }
 
+bool heads_statement(const Token& token) {
+  return one_of(token, {"if", "else", "for", "while", "do", "switch", "case", "default", "break",
+                        "continue", "return"});
+}
+
 namespace {
 
 // What a thread attribute depends on, before a coordinate is taken of it.
@@ -28,50 +33,90 @@ bool is_shared_space(const Token& token) {
 }  // namespace
 
 Bodies::Bodies(const Unit& unit) : unit_(unit), tokens_(unit.tokens), outline_(unit.outline) {
+  find_declarations();
+  for (auto& function : outline_.functions) {
+    if (function.body && function.lambda) declare_parameters(function);
+  }
   add_kernel();
   for (auto& function : outline_.functions) {
     if (function.body && function.body != unit.signature.body) add(function);
   }
-  for (size_t i = 0; i < tokens_.size(); ++i) {
-    find_memory_names(i);
-    find_declaration(i);
-  }
+  for (size_t i = 0; i < tokens_.size(); ++i) find_memory_names(i);
   for (size_t i = 1; i < all.size(); ++i) {
     if (called_from_anywhere(all[i])) all[i].flow = {2, 2};
   }
 }
 
-// The bracket that encloses token i, or Outline::none.
-size_t Bodies::opener(size_t i) const {
-  while (i-- > 0) {
-    if (one_of(tokens_[i], {")", "]", "}"})) {
-      i = outline_.partner[i];
-    } else if (one_of(tokens_[i], {"(", "[", "{"})) {
-      return i;
-    }
+// Declarations at the begin of a statement, or of a loop's head. What is not recognised shares its
+// name with all others of the function, and then their levels too.
+void Bodies::find_declarations() {
+  std::vector<size_t> open;
+  for (size_t i = 0; i < tokens_.size(); ++i) {
+    if (one_of(tokens_[i], {")", "]", "}"})) open.pop_back();
+    if (one_of(tokens_[i], {"(", "[", "{"})) open.push_back(i);
+    if (open.empty() || !one_of(tokens_[i], {";", "{", "}", "("})) continue;
+    size_t around = open.back();
+    bool block = tokens_[around].is("{") && !outline_.opens_type(around);
+    bool loop = tokens_[i].is("(") && i > 0 && tokens_[i - 1].is("for");
+    if (!block && !loop) continue;
+    size_t end = loop ? outline_.statement_end(i - 1) : outline_.partner[around];
+    declare(declared_at(outline_.past_prefix(i + 1)), end);
   }
-  return Outline::none;
 }
 
-// `T name = …`, `T& name = …`, `T name;`, `for (T name = …; …)`. What is not recognised shares its
-// name with all others of the function, and then their levels too.
-void Bodies::find_declaration(size_t i) {
-  if (i < 2 || i + 1 >= tokens_.size() || tokens_[i].kind != Token::word) return;
-  auto& previous = tokens_[i - 1];
-  auto& next = tokens_[i + 1];
-  bool typed = previous.kind == Token::word &&
-               !one_of(previous, {"return", "else", "do", "case", "goto", "sizeof", "struct",
-                                  "class", "enum", "union", "typename", "using", "namespace"});
-  bool refers = one_of(previous, {"*", "&", "&&"}) && tokens_[i - 2].kind == Token::word;
-  bool declares = (typed && one_of(next, {"=", ";", "[", "{", "(", ","})) ||
-                  (refers && next.is("=") && !tokens_[i - 2].is("return"));
-  if (!declares) return;
-  size_t open = opener(i);
-  if (open == Outline::none) return;
-  bool loop = tokens_[open].is("(") && open > 0 && tokens_[open - 1].is("for");
-  if (!loop && !tokens_[open].is("{")) return;
-  size_t end = loop ? outline_.statement_end(open - 1) : outline_.partner[open];
-  declarations_[tokens_[i].text].push_back({i, end});
+// `T name = …, *name(…), name[2]{…};` from its first name on.
+void Bodies::declare(size_t name, size_t end) {
+  while (name != Outline::none && tokens_[name].kind == Token::word) {
+    declarations_[tokens_[name].text].push_back({name, end});
+    name = right_side(name, tokens_.size());
+    if (!tokens_[name].is(",")) return;
+    ++name;
+    while (one_of(tokens_[name], {"*", "&", "&&", "const"})) ++name;
+  }
+}
+
+// The first name of the declaration at `begin`, or none: it stands behind a type, and before a
+// value or the end.
+size_t Bodies::declared_at(size_t begin) const {
+  size_t name = Outline::none, i = begin;
+  bool typed = false, refers = false, placed = false;
+  while (i + 1 < tokens_.size()) {
+    auto& token = tokens_[i];
+    if (token.kind == Token::word) {
+      if (heads_statement(token) || one_of(token, {"using", "typedef", "template", "namespace"})) {
+        return Outline::none;
+      }
+      placed |= is_shared_space(token) || one_of(token, {"thread", "auto"});
+      typed |= name != Outline::none;
+      name = i++;
+      if (token.is("decltype") && tokens_[i].is("(")) i = outline_.partner[i] + 1;
+      if (outline_.angle_end(i) != Outline::none) i = outline_.angle_end(i) + 1;
+    } else if (token.is("::")) {
+      name = Outline::none;
+      ++i;
+    } else if (one_of(token, {"*", "&", "&&"}) && i > begin) {
+      typed = refers = true;
+      name = Outline::none;
+      ++i;
+    } else {
+      break;
+    }
+  }
+  // A type that refers has an address space, and a product has none.
+  if (name == Outline::none || i != name + 1 || !typed || (refers && !placed)) return Outline::none;
+  bool type = names_number(tokens_[name]) || tokens_[name].is("auto") ||
+              one_of(tokens_[name - 1], {"struct", "class", "union", "enum"});
+  if (type) return Outline::none;
+  return one_of(tokens_[i], {"=", ";", "[", "{", "(", ",", ":"}) ? name : Outline::none;
+}
+
+// A lambda shares the names of what is around it, but for its parameters.
+void Bodies::declare_parameters(const Function& lambda) {
+  if (lambda.open == lambda.close) return;
+  for (auto& parameter : arguments(lambda.open)) {
+    size_t at = name(parameter);
+    if (at != Outline::none) declarations_[tokens_[at].text].push_back({at, lambda.end});
+  }
 }
 
 std::string Bodies::key(size_t i) const {
@@ -114,8 +159,8 @@ void Bodies::add(const Function& function) {
   body.end = function.end;
   body.names = function.lambda ? enclosing(function.body) : all.size();
   body.method = is_method(function);
-  find_memory_parameters(body);
   all.push_back(body);
+  find_memory_parameters(body);
 }
 
 bool Bodies::is_method(const Function& function) const {
@@ -169,6 +214,18 @@ bool Bodies::is_output(const Argument& parameter) const {
   return refers && !kept;
 }
 
+bool Bodies::casts(size_t open) const {
+  auto& before = tokens_[open - 1];
+  bool call = (before.kind == Token::word && !heads_statement(before)) ||
+              one_of(before, {")", "]"}) || outline_.partner[open - 1] < open;
+  for (size_t i = open + 1; i < outline_.partner[open]; ++i) {
+    if (outline_.angle_end(i) != Outline::none) i = outline_.angle_end(i);
+    bool type = tokens_[i].kind == Token::word || one_of(tokens_[i], {"::", "*", "&", ">"});
+    if (!type || tokens_[open + 1].kind != Token::word) return false;
+  }
+  return !call;
+}
+
 size_t Bodies::right_side(size_t i, size_t end) const {
   for (size_t k = i + 1; k < end; ++k) {
     if (one_of(tokens_[k], {"(", "[", "{"})) {
@@ -208,7 +265,7 @@ size_t Bodies::path_begin(size_t i) const {
   return i;
 }
 
-void Bodies::find_memory_parameters(Body& body) {
+void Bodies::find_memory_parameters(const Body& body) {
   if (body.open == body.close) return;
   for (auto& parameter : arguments(body.open)) {
     size_t at = name(parameter);
@@ -217,21 +274,22 @@ void Bodies::find_memory_parameters(Body& body) {
       shared |= is_shared_space(tokens_[i]);
       several |= one_of(tokens_[i], {"*", "["});
     }
-    if (shared && several && at != Outline::none) body.memory.insert(tokens_[at].text);
+    if (shared && several && at != Outline::none) all[body.names].memory.insert(key(at));
   }
 }
 
-// threadgroup float a[8], b[8];
+// threadgroup float a[8], b[8]; in a function, where no type holds it
 void Bodies::find_memory_names(size_t i) {
   if (!one_of(tokens_[i], {"threadgroup", "device"})) return;
   size_t begin = outline_.statement_begin(i);
   if (begin > 0 && one_of(tokens_[begin - 1], {"(", "["})) return;
+  if (!outline_.function_at(i) || outline_.in_type(i)) return;
   auto& memory = all[enclosing(i)].memory;
   for (size_t k = i; k < tokens_.size() && !one_of(tokens_[k], {";", "=", "(", "{", ")"}); ++k) {
     bool named = tokens_[k].kind == Token::word && one_of(tokens_[k + 1], {"[", ",", ";", "="});
     // An array of pointers is a thread's own.
     bool pointers = tokens_[k - 1].is("*") && tokens_[k + 1].is("[");
-    if (named && !pointers) memory.insert(tokens_[k].text);
+    if (named && !pointers) memory.insert(key(k));
     if (tokens_[k].is("[")) k = outline_.partner[k];
   }
 }

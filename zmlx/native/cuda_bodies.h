@@ -34,7 +34,7 @@ struct Body {
   int left = 0;  // what returns from it before the current statement depend on; 0 in the kernel
   int own = 0;   // what its result depends on beside its arguments
   std::map<std::string, int> levels;  // what a name's value depends on
-  std::set<std::string> memory;       // memory of all threads: a store leaves the name as it is
+  std::set<std::string> memory;       // keys of memory of all threads, which a store leaves as is
   // See cuda_pointers.h.
   std::set<std::string> exposed;
   bool exposes_object = false;  // that it is a method of
@@ -55,6 +55,8 @@ class Bodies {
   // Whether it refers to a variable that the callee may store to: neither const nor memory of all
   // threads.
   bool is_output(const Argument& parameter) const;
+  // Whether the bracket at `open` may hold a type, that of a cast.
+  bool casts(size_t open) const;
   // The body whose names hold at token i; the kernel for what lies outside of all.
   size_t enclosing(size_t i) const;
   // What the operator at i takes on its right.
@@ -68,12 +70,14 @@ class Bodies {
   struct Declaration {
     size_t begin, end;  // where the name means it
   };
-  void find_declaration(size_t i);
-  size_t opener(size_t i) const;
+  void find_declarations();
+  void declare(size_t name, size_t end);
+  size_t declared_at(size_t begin) const;
   void add_kernel();
   void add(const Function&);
+  void declare_parameters(const Function& lambda);
   bool is_method(const Function&) const;
-  void find_memory_parameters(Body&);
+  void find_memory_parameters(const Body&);
   void find_memory_names(size_t i);
   bool called_from_anywhere(const Body&) const;
 
@@ -84,5 +88,6 @@ class Bodies {
 };
 
 bool one_of(const Token&, std::initializer_list<const char*> names);
+bool heads_statement(const Token&);  // a keyword that no expression holds
 
 }  // namespace zmlx

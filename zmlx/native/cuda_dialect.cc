@@ -63,8 +63,9 @@ std::vector<Constant> program_constants(const Unit& unit) {
   };
   std::vector<Constant> found;
   for (size_t i = 0; i < tokens.size(); ++i) {
-    bool within = unit.outline.function_at(i) || unit.outline.in_type(i);
-    if (!tokens[i].is("constant") || within || is_parameter(i)) continue;
+    bool outermost = tokens[i].is("constant") && !is_parameter(i) &&
+                     !unit.outline.function_at(i) && !unit.outline.in_type(i);
+    if (!outermost) continue;
     size_t name = i + 1;
     while (tokens[name].kind == Token::word && !tokens[name + 1].is_any({"=", "[", "{", "("})) {
       size_t list = unit.outline.angle_end(name + 1);
@@ -233,7 +234,7 @@ Rewritten cuda_text(Unit& unit, const Library& library,
   unit.mode = Mode::cooperative;
   refuse_unsupported(unit);
   refuse_mutable_globals(unit);
-  mark_flow(unit);
+  mark_flow(unit, library);
   merge_overloads(unit);
   merge_specialisations(unit);
   drop_attributes(unit);

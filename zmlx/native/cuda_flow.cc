@@ -4,6 +4,7 @@
 
 #include "cuda_bodies.h"
 #include "cuda_pointers.h"
+#include "reach.h"
 
 namespace zmlx {
 namespace {
@@ -25,10 +26,22 @@ bool agrees(const std::string& name) {
 
 class Analysis {
  public:
-  explicit Analysis(Unit& unit)
-      : tokens_(unit.tokens), outline_(unit.outline), bodies_(unit), pointers_(unit, bodies_) {
+  Analysis(Unit& unit, const Library& library)
+      : tokens_(unit.tokens), outline_(unit.outline), library_(library), bodies_(unit),
+        pointers_(unit, bodies_), followed_(tokens_.size()) {
     for (auto& body : bodies_.all) {
+      lost_ |= stores(body);
+      names_.insert(body.name);
+      braces_.insert(body.begin);
       if (body.method) methods_.insert(body.name);
+    }
+    for (auto& function : outline_.functions) {
+      declared_.insert(function.open);
+      if (function.lambda) captures_.insert(function.head);
+    }
+    for (size_t i = 0; i + 1 < tokens_.size(); ++i) {
+      bool names = one_of(tokens_[i], {"struct", "class", "union", "enum", "typename", "using"});
+      if (names) types_.insert(tokens_[i + 1].text);
     }
   }
 
@@ -40,25 +53,24 @@ class Analysis {
         if (!body.kernel) find_own(body);
         walk_body(body);
       }
+      find_unfollowed();
     } while (grew_);
   }
 
   void mark() const {
-    std::set<size_t> declared;
     // The text's own overloads take it too.
     for (auto& function : outline_.functions) {
       if (!is_warp_operation(function.name) || function.lambda) continue;
-      declared.insert(function.open);
       bool alone = function.close == function.open + 1;
       tokens_[function.open].after += std::string("zk_lanes") + (alone ? "" : ", ");
     }
     for (size_t i = 0; i < tokens_.size(); ++i) {
       if (tokens_[i].kind != Token::word || !is_warp_operation(tokens_[i].text)) continue;
       size_t open = outline_.call_at(i);
-      if (open == Outline::none || declared.count(open)) continue;
+      if (open == Outline::none || declared_.count(open)) continue;
       auto known = sites_.find(i);
-      // Outside of every body, as in a list of initialisers.
-      Flow flow = known == sites_.end() ? Flow{2, 2} : known->second;
+      // Outside of every body, as in a value by default.
+      Flow flow = known == sites_.end() || lost_ ? Flow{2, 2} : known->second;
       bool alone = outline_.partner[open] == open + 1;
       tokens_[open].after += "zk_flow<" + std::to_string(flow.control) + ", " +
                              std::to_string(flow.exits) + ">()" + (alone ? "" : ", ");
@@ -79,7 +91,8 @@ class Analysis {
     std::string key = bodies_.key(i);
     int behind = stored_ && names.exposed.count(key) ? stored_ : 0;
     auto found = names.levels.find(key);
-    if (found == names.levels.end()) return names.method && is_of_object(i) ? 2 : behind;
+    if (names.method && is_of_object(i)) behind = 2;
+    if (found == names.levels.end()) return behind;
     // Of a position, y and z are the same along a row of threads.
     bool coordinate = found->second == 2 && body.kernel && i + 2 < tokens_.size() &&
                       tokens_[i + 1].is(".") && is_position(tokens_[i].text);
@@ -123,6 +136,16 @@ class Analysis {
     auto found = own_.find(name);
     return found == own_.end() ? 0 : found->second;
   }
+  // Whether it is an operator that may store to an operand, other than by assignments and steps.
+  bool stores(const Body& body) const {
+    if (body.name != "operator") return false;
+    auto& symbol = tokens_[body.open - 1];
+    if (assigns(symbol) || one_of(symbol, {"++", "--", ")", "]"})) return false;
+    bool kept = !body.method;
+    for (size_t i = body.close; i < body.begin; ++i) kept |= tokens_[i].is("const");
+    for (auto& parameter : bodies_.arguments(body.open)) kept &= !bodies_.is_output(parameter);
+    return !kept;
+  }
   void find_own(Body& body) {
     for (size_t i = body.begin; i < body.end && !body.own; ++i) {
       if (tokens_[i].kind != Token::word) continue;
@@ -137,7 +160,23 @@ class Analysis {
   void walk_body(Body& body) {
     body.left = 0;
     Flow flow = body.flow;
+    expression(body, body.close + 1, body.begin, flow);  // a constructor's list of initialisers
     walk(body, body.begin + 1, body.end, flow);
+  }
+
+  // Calls where no statement is, as in values by default: from anywhere.
+  void find_unfollowed() {
+    for (size_t i = 0; i < tokens_.size(); ++i) {
+      if (followed_[i] || tokens_[i].kind != Token::word) continue;
+      if (!names_.count(tokens_[i].text)) continue;
+      size_t open = outline_.call_at(i);
+      if (open == Outline::none || declared_.count(open)) continue;
+      for (auto& body : bodies_.all) {
+        if (body.kernel || body.name != tokens_[i].text) continue;
+        raise(body.flow.control, 2);
+        raise(body.flow.exits, 2);
+      }
+    }
   }
 
   // Statements from begin to end. `flow.exits` and `body.left` grow as returns are passed.
@@ -158,17 +197,21 @@ class Analysis {
       branch(body, begin, last, flow);
     } else if (one_of(token, {"for", "while", "do", "switch"})) {
       loop(body, begin, last, flow);
-    } else if (one_of(token, {"case", "default"})) {
-      size_t colon = begin;
-      while (colon < last && !tokens_[colon].is(":")) ++colon;
-      if (colon < last) statement(body, colon + 1, last, flow);
-    } else if (one_of(token, {"struct", "class", "union", "enum", "using", "typedef"})) {
+    } else if (one_of(token, {"using", "typedef"})) {
       return;
     } else {
+      if (one_of(token, {"struct", "class", "union", "enum"})) begin = past_type(begin, last);
       if (token.is("return") && body.kernel) flow.exits = std::max(flow.exits, flow.control);
       if (token.is("return") && !body.kernel) body.left = std::max(body.left, flow.control);
       expression(body, begin, last, {std::max(flow.control, body.left), flow.exits});
     }
+  }
+
+  // Behind the braces of a type that a statement defines.
+  size_t past_type(size_t begin, size_t last) const {
+    size_t i = begin;
+    while (i < last && !one_of(tokens_[i], {"{", "=", "("})) ++i;
+    return tokens_[i].is("{") ? outline_.partner[i] + 1 : begin;
   }
 
   void branch(Body& body, size_t begin, size_t last, Flow& flow) {
@@ -181,7 +224,9 @@ class Analysis {
     Flow other = inside;
     size_t yes = outline_.statement_end(close + 1);
     statement(body, close + 1, yes, inside);
-    if (yes + 2 <= last && tokens_[yes + 1].is("else")) statement(body, yes + 2, last, other);
+    bool otherwise = yes + 2 <= last && tokens_[yes + 1].is("else");
+    if (otherwise) statement(body, yes + 2, last, other);
+    lost_ |= !otherwise && yes != last;
     flow.exits = std::max(inside.exits, other.exits);
   }
 
@@ -252,8 +297,12 @@ class Analysis {
   // ---- expressions ----
 
   void expression(Body& body, size_t begin, size_t end, Flow flow) {
+    size_t inner = begin;  // past lambdas so far, whose statements are walked by themselves
     for (size_t i = begin; i < end; ++i) {
       auto& token = tokens_[i];
+      if (braces_.count(i)) inner = std::max(inner, outline_.partner[i]);
+      bool leaves = i == begin && one_of(token, {"return", "break", "continue"});
+      if (heads_statement(token) && i >= inner && !leaves) lost_ = true;
       if (one_of(token, {"?", "&&", "||"})) {
         flow.control = std::max(flow.control, level(body, begin, i));
       } else if (assigns(token)) {
@@ -261,9 +310,12 @@ class Analysis {
         assign(body, begin, i, level(body, i + 1, stop), flow.control);
       } else if (one_of(token, {"++", "--"})) {
         step(body, begin, i, flow.control);
+      } else if (i > begin && one_of(token, {"(", "{"}) && gives_value(i)) {
+        assign(body, begin, i, level(body, i + 1, outline_.partner[i]), flow.control);
+        if (pointers_.hands_on()) grew_ |= pointers_.expose(i + 1, outline_.partner[i]);
       } else if (token.kind == Token::word) {
         size_t open = tokens_[i + 1].is("{") ? i + 1 : outline_.call_at(i);
-        if (open == Outline::none) continue;
+        if (open == Outline::none || braces_.count(open)) continue;
         if (is_warp_operation(token.text)) {
           Flow& site = sites_[i];
           raise(site.control, flow.control);
@@ -281,6 +333,17 @@ class Analysis {
 
   static bool assigns(const Token& token) {
     return one_of(token, {"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="});
+  }
+
+  // Whether the bracket at i gives something else than a name its value, or calls it:
+  // `T name[2]{…}`, `auto [a, b](…)`, `name[0](…)`, `(*name)(…)`.
+  bool gives_value(size_t i) const {
+    size_t before = outline_.partner[i - 1];
+    if (tokens_[i - 1].is("]")) return !captures_.count(before);
+    if (!tokens_[i].is("(") || !tokens_[i - 1].is(")")) return false;
+    auto& type = tokens_[i - 2].text;
+    bool cast = bodies_.casts(before) && !names_.count(type) && bodies_.key(i - 2) == type;
+    return !cast && !tokens_[before - 1].is("decltype");
   }
 
   // `T name(…)` and `T name{…}`: a word after a type.
@@ -308,7 +371,7 @@ class Analysis {
   void assign(Body& body, size_t begin, size_t i, int value, int control) {
     int to = std::max(value, control);
     size_t k = i;
-    bool through = false;  // a pointer, or what may be one
+    bool through = tokens_[i].is("->");  // a pointer, or what may be one
     while (k > begin && one_of(tokens_[k - 1], {"++", "--"})) --k;  // *p++ = …
     while (k > begin) {
       auto& previous = tokens_[k - 1];
@@ -342,7 +405,7 @@ class Analysis {
       return;
     }
     through |= is_dereferenced(begin, name);
-    if (bodies_.all[body.names].memory.count(tokens_[name].text) && through) return;
+    if (bodies_.all[body.names].memory.count(bodies_.key(name)) && through) return;
     if (through) to = std::max(to, name_level(body, name));
     raise_name(body, name, to);
     if (through || pointers_.is_reference(name)) raise(stored_, to);
@@ -352,7 +415,7 @@ class Analysis {
     for (size_t i = begin; i < end; ++i) {
       if (tokens_[i].is("[")) i = outline_.partner[i];
       bool reads = tokens_[i - 1].is("*") || one_of(tokens_[i + 1], {"[", ".", "->"});
-      if (!reads && bodies_.all[body.names].memory.count(tokens_[i].text)) return true;
+      if (!reads && bodies_.all[body.names].memory.count(bodies_.key(i))) return true;
     }
     return false;
   }
@@ -394,6 +457,7 @@ class Analysis {
   // A call hands levels to the callee's parameters, and its flow to the callee's collectives; what
   // the callee may store to rises to the level of everything that it is given.
   void call(Body& body, size_t begin, size_t i, size_t open, Flow flow) {
+    followed_[i] = true;
     auto given = bodies_.arguments(open);
     size_t object = std::max(bodies_.path_begin(i), begin);
     int highest = std::max(flow.control, level(body, object, outline_.partner[open]));
@@ -411,39 +475,65 @@ class Analysis {
       if (callee.exposes_object && object < i) grew_ |= pointers_.expose(object, i - 1);
       if (callee.open == callee.close) continue;
       auto parameters = bodies_.arguments(callee.open);
-      for (size_t k = 0; k < parameters.size() && k < given.size(); ++k) {
-        size_t name = bodies_.name(parameters[k]);
-        if (name != Outline::none) {
-          raise_name(callee, name, level(body, given[k].begin, given[k].end));
+      bool pack = has_pack(callee.open) || has_pack(open);
+      for (size_t k = 0; k < parameters.size(); ++k) {
+        for (size_t n = 0; n < given.size(); ++n) {
+          if (pack || n == k) hand(body, given[n], callee, parameters[k], highest);
         }
-        if (!bodies_.is_output(parameters[k])) continue;
-        store(body, given[k].begin, given[k].end, highest);
-        bool exposed = name != Outline::none &&
-                       bodies_.all[callee.names].exposed.count(bodies_.key(name));
-        if (exposed) grew_ |= pointers_.expose(given[k].begin, given[k].end);
       }
     }
     if (known) return;
-    bool variable = bodies_.key(i) != tokens_[i].text;
-    if (variable) raise_name(body, i, highest);  // an object that is called may change
+    if (!is_function(i)) raise_name(body, i, highest);  // given its value, or called as an object
     if (pointers_.hands_on()) grew_ |= pointers_.expose(open + 1, outline_.partner[open]);
+  }
+
+  void hand(Body& body, const Argument& given, Body& callee, const Argument& parameter, int to) {
+    size_t name = bodies_.name(parameter);
+    if (name != Outline::none) raise_name(callee, name, level(body, given.begin, given.end));
+    if (!bodies_.is_output(parameter)) return;
+    store(body, given.begin, given.end, to);
+    bool exposed = name != Outline::none &&
+                   bodies_.all[callee.names].exposed.count(bodies_.key(name));
+    if (exposed) grew_ |= pointers_.expose(given.begin, given.end);
+  }
+  // Which arguments it stands for, or is given to, is open.
+  bool has_pack(size_t open) const {
+    for (size_t i = open + 1; i < outline_.partner[open]; ++i) {
+      if (tokens_[i].is("...")) return true;
+    }
+    return false;
+  }
+  // Whether the word before a bracket is a type, a keyword or a function that the text does not
+  // have, or belongs to an object or a type; all other words are variables.
+  bool is_function(size_t i) const {
+    auto& text = tokens_[i].text;
+    if (i > 0 && one_of(tokens_[i - 1], {".", "->", "::"})) return true;
+    if (bodies_.key(i) != text) return false;
+    return is_number_type(tokens_[i]) || types_.count(text) || outline_.templates.count(text) ||
+           one_of(tokens_[i], {"return", "sizeof", "alignof", "alignas", "decltype", "noexcept",
+                               "requires", "constexpr", "static_assert", "_Pragma"}) ||
+           library_().count(text);
   }
 
   Tokens& tokens_;
   const Outline& outline_;
+  const Library& library_;
   Bodies bodies_;
   Pointers pointers_;
-  std::set<std::string> methods_;
+  std::set<std::string> names_, methods_, types_;
+  std::set<size_t> declared_, braces_, captures_;  // brackets of functions
+  std::vector<bool> followed_;                     // calls
   std::map<size_t, Flow> sites_;
   std::map<std::string, int> own_;  // of functions, where it is not 0
   int stored_ = 0;  // through any pointer
   bool grew_ = false;
+  bool lost_ = false;  // something is not understood, and what it does is anything
 };
 
 }  // namespace
 
-void mark_flow(Unit& unit) {
-  Analysis analysis(unit);
+void mark_flow(Unit& unit, const Library& library) {
+  Analysis analysis(unit, library);
   analysis.run();
   analysis.mark();
 }

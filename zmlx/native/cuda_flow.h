@@ -9,6 +9,6 @@ namespace zmlx {
 
 // Passes every collective, as its first argument, `zk_flow<control, exits>()` with the numbers of
 // `Flow` (see cuda_bodies.h). In doubt they are 2.
-void mark_flow(Unit&);
+void mark_flow(Unit&, const Library&);
 
 }  // namespace zmlx

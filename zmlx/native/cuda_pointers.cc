@@ -67,7 +67,9 @@ void Pointers::find_exposed(size_t i) {
 bool Pointers::takes_address(size_t i) const {
   if (!tokens_[i].is("&")) return false;
   auto& previous = tokens_[i - 1];
-  if (previous.is(")")) return one_of(tokens_[i - 2], {"*", ">"});  // a cast
+  if (previous.is(")")) {
+    return one_of(tokens_[i - 2], {"*", ">"}) || bodies_.casts(outline_.partner[i - 1]);
+  }
   if (previous.kind != Token::mark) return one_of(previous, {"return", "case", "else", "do"});
   return !one_of(previous, {"[", "]", "}", ">"});
 }
@@ -118,7 +120,7 @@ bool Pointers::expose(size_t begin, size_t end) {
     std::string key = bodies_.key(i);
     bool field = body.method && key == tokens_[i].text && outline_.fields.count(key);
     if (field || tokens_[i].is("this")) news |= !std::exchange(body.exposes_object, true);
-    if (!body.memory.count(tokens_[i].text)) news |= body.exposed.insert(key).second;
+    if (!body.memory.count(key)) news |= body.exposed.insert(key).second;
   }
   return news;
 }

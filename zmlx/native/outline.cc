@@ -187,14 +187,29 @@ size_t Outline::statement_begin(size_t i) const {
   return i;
 }
 
+// Past the colon of the label `case …:` or `default:` at i, or i.
+size_t Outline::label_end(size_t i) const {
+  if (!tokens_[i].is_any({"case", "default"})) return i;
+  int choices = 0;  // a `?` has a colon of its own
+  for (size_t k = i + 1; k < tokens_.size() && !tokens_[k].is_any({";", "}"}); ++k) {
+    if (tokens_[k].is_any({"(", "[", "{"})) k = partner[k];
+    choices += tokens_[k].is("?");
+    if (tokens_[k].is(":") && choices-- == 0) return k + 1;
+  }
+  return i;
+}
+
 size_t Outline::past_prefix(size_t i) const {
-  while (i + 1 < tokens_.size() && tokens_[i].kind == Token::word) {
-    size_t next = i + 1;
-    if (tokens_[i].is("_Pragma") && tokens_[next].is("(")) next = partner[next] + 1;
-    if (next >= tokens_.size() || !tokens_[next].is_any({"for", "while", "do", "switch", "if"}) ||
-        tokens_[i].is_any({"do", "else"})) {
-      break;
-    }
+  while (i + 1 < tokens_.size()) {
+    auto &token = tokens_[i], &following = tokens_[i + 1];
+    size_t next = label_end(i);
+    bool attribute = token.is("[") && following.is("[");
+    if (attribute) next = partner[i] + 1;
+    if (token.is_any({"_Pragma", "__attribute__"}) && following.is("(")) next = partner[i + 1] + 1;
+    bool macro = token.kind == Token::word && !token.is_any({"do", "else"}) &&
+                 following.is_any({"for", "while", "do", "switch", "if"});
+    if (macro) next = i + 1;
+    if (next == i) break;
     i = next;
   }
   return i;

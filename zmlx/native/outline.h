@@ -36,12 +36,14 @@ class Outline {
   // First token of the statement that token i is in, and its last (`;` or `}`).
   size_t statement_begin(size_t i) const;
   size_t statement_end(size_t begin) const;
-  // Past what stands before a statement's keyword: `_Pragma("…")`, or a macro that becomes it.
+  // Past what stands before a statement: labels, attributes, `_Pragma("…")`, and before a keyword
+  // a macro that becomes one.
   size_t past_prefix(size_t begin) const;
   // The `>` of a template list that opens at i, or none if `<` compares or i is something else.
   size_t angle_end(size_t i) const { return opens_list(i) ? partner[i] : none; }
   // Whether token i stands in a struct, outside its functions.
   bool in_type(size_t i) const;
+  bool opens_type(size_t brace) const { return type_braces_.count(brace) > 0; }
   // The } of the braces that token i stands in, or none.
   size_t scope_end(size_t i) const;
   // The ( of a call of the name at i, past a template list, or none.
@@ -55,6 +57,7 @@ class Outline {
   void match_lists();
   void check_statements(const Place&) const;
   size_t find_list_end(size_t i) const;
+  size_t label_end(size_t i) const;
   void scan();
   Scope open_brace(size_t head, size_t brace, Scope outer, size_t scope);
   bool names_field(size_t head, size_t i) const;
