@@ -2,6 +2,7 @@
 on a simdgroup is said to have."""
 
 import re
+import time
 
 import mlx.core as mx
 import pytest
@@ -396,6 +397,20 @@ def test_rows_of_whole_simdgroups_count_as_uniform():
 def test_a_pointer_beside_a_threadgroup_variable_is_refused():
     with pytest.raises(RuntimeError, match="declare the pointer by itself"):
         text_of(launch_of("threadgroup float a[32], *p; p = a; y[0] = *p;"))
+
+
+def test_the_time_for_a_header_grows_as_its_length():
+    def seconds(functions):
+        header = "".join(
+            f"inline float f{i}(const float a, thread float& b) {{ return a + b; }}\n"
+            for i in range(functions)
+        )
+        launch = launch_of("y[0] = x[0];", header=header)
+        begin = time.process_time()
+        text_of(launch)
+        return time.process_time() - begin
+
+    assert seconds(4000) < 20 * seconds(500)  # where each asks all others, 64
 
 
 @pytest.mark.parametrize("type_", ["half", "half4", "bfloat3"])

@@ -32,7 +32,8 @@ bool is_shared_space(const Token& token) {
 
 }  // namespace
 
-Bodies::Bodies(const Unit& unit) : unit_(unit), tokens_(unit.tokens), outline_(unit.outline) {
+Bodies::Bodies(const Unit& unit)
+    : unit_(unit), tokens_(unit.tokens), outline_(unit.outline), innermost_(tokens_.size()) {
   find_declarations();
   for (auto& function : outline_.functions) {
     if (function.body && function.lambda) declare_parameters(function);
@@ -42,9 +43,7 @@ Bodies::Bodies(const Unit& unit) : unit_(unit), tokens_(unit.tokens), outline_(u
     if (function.body && function.body != unit.signature.body) add(function);
   }
   for (size_t i = 0; i < tokens_.size(); ++i) find_memory_names(i);
-  for (size_t i = 1; i < all.size(); ++i) {
-    if (called_from_anywhere(all[i])) all[i].flow = {2, 2};
-  }
+  find_handed_on();
 }
 
 // Declarations at the begin of a statement, or of a loop's head. What is not recognised shares its
@@ -159,7 +158,7 @@ void Bodies::add(const Function& function) {
   body.end = function.end;
   body.names = function.lambda ? enclosing(function.body) : all.size();
   body.method = is_method(function);
-  all.push_back(body);
+  push(body);
   find_memory_parameters(body);
 }
 
@@ -171,13 +170,15 @@ bool Bodies::is_method(const Function& function) const {
   return false;
 }
 
-size_t Bodies::enclosing(size_t i) const {
-  size_t found = 0;
-  for (size_t k = 0; k < all.size(); ++k) {
-    bool inside = all[k].open < i && i < all[k].end;  // its list of initialisers is
-    if (inside && (!found || all[k].begin > all[found].begin)) found = k;
+size_t Bodies::enclosing(size_t i) const { return all[innermost_[i]].names; }
+
+// Its list of initialisers is a part of it.
+void Bodies::push(const Body& body) {
+  for (size_t i = body.open + 1; i < body.end; ++i) {
+    size_t& known = innermost_[i];
+    if (!known || body.begin > all[known].begin) known = all.size();
   }
-  return all[found].names;
+  all.push_back(body);
 }
 
 std::vector<Argument> Bodies::arguments(size_t open) const {
@@ -294,14 +295,16 @@ void Bodies::find_memory_names(size_t i) {
   }
 }
 
-// Whether the text names the function other than in a call.
-bool Bodies::called_from_anywhere(const Body& body) const {
-  if (body.name.empty() || body.name == "operator") return true;
+// Functions that the text names other than in a call may be called from anywhere.
+void Bodies::find_handed_on() {
+  std::set<std::string> names = {"", "operator"};
   for (size_t i = 0; i + 1 < tokens_.size(); ++i) {
-    if (!tokens_[i].is(body.name.c_str()) || i + 1 == body.open) continue;
-    if (outline_.call_at(i) == Outline::none && !tokens_[i + 1].is("=")) return true;
+    bool call = outline_.call_at(i) != Outline::none || tokens_[i + 1].is("=");
+    if (tokens_[i].kind == Token::word && !call) names.insert(tokens_[i].text);
   }
-  return false;
+  for (size_t i = 1; i < all.size(); ++i) {
+    if (names.count(all[i].name)) all[i].flow = {2, 2};
+  }
 }
 
 }  // namespace zmlx

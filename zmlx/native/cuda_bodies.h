@@ -79,12 +79,15 @@ class Bodies {
   bool is_method(const Function&) const;
   void find_memory_parameters(const Body&);
   void find_memory_names(size_t i);
-  bool called_from_anywhere(const Body&) const;
+
+  void find_handed_on();
+  void push(const Body&);
 
   const Unit& unit_;
   const Tokens& tokens_;
   const Outline& outline_;
   std::map<std::string, std::vector<Declaration>> declarations_;
+  std::vector<size_t> innermost_;  // the body that each token stands in, or 0
 };
 
 bool one_of(const Token&, std::initializer_list<const char*> names);

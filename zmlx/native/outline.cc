@@ -16,6 +16,7 @@ bool not_a_function(const Token& token) {
 
 Outline::Outline(const Tokens& tokens, const Place& place) : tokens_(tokens) {
   match_brackets(place);
+  find_scopes();
   find_templates();
   match_lists();
   check_statements(place);
@@ -58,6 +59,15 @@ void Outline::match_brackets(const Place& place) {
                  "this '{', or one within it, is not closed before the end of the source");
   }
   place.refuse(token.line, "'" + token.text + "' is not closed");
+}
+
+void Outline::find_scopes() {
+  size_t brace = none;
+  for (size_t i = 0; i < tokens_.size(); ++i) {
+    around_.push_back(brace);
+    if (tokens_[i].is("{")) brace = i;
+    if (tokens_[i].is("}")) brace = around_[partner[i]];
+  }
 }
 
 // Templates of Metal's library and of MLX.
@@ -142,20 +152,10 @@ size_t Outline::find_list_end(size_t i) const {
   return none;
 }
 
-bool Outline::in_type(size_t i) const {
-  while (i-- > 0) {
-    if (tokens_[i].is("}")) i = partner[i];
-    else if (tokens_[i].is("{")) return type_braces_.count(i) > 0;
-  }
-  return false;
-}
+bool Outline::in_type(size_t i) const { return opens_type(around_[i]); }
 
 size_t Outline::scope_end(size_t i) const {
-  while (i-- > 0) {
-    if (tokens_[i].is("}")) i = partner[i];
-    else if (tokens_[i].is("{")) return partner[i];
-  }
-  return none;
+  return around_[i] == none ? none : partner[around_[i]];
 }
 
 size_t Outline::call_at(size_t i) const {

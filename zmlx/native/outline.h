@@ -53,6 +53,7 @@ class Outline {
   enum class Scope { file, type, function, other };
   bool opens_list(size_t i) const;
   void match_brackets(const Place&);
+  void find_scopes();
   void find_templates();
   void match_lists();
   void check_statements(const Place&) const;
@@ -66,6 +67,7 @@ class Outline {
   void find_lambda(size_t bracket);
 
   const Tokens& tokens_;
+  std::vector<size_t> around_;                // the { that each token stands in, or none
   std::set<std::string> function_templates_;  // of the text
   std::set<size_t> type_braces_;
 };
