@@ -132,7 +132,7 @@ void declare_shared(Unit& unit, size_t i) {
                       "a threadgroup variable outside the kernel's body is not supported: declare "
                       "it in the body and pass a pointer");
   }
-  size_t begin = unit.outline.past_prefix(unit.outline.statement_begin(i));
+  size_t begin = unit.outline.past_labels(unit.outline.statement_begin(i));
   size_t end = unit.outline.statement_end(begin);
   auto names = declared_names(unit, begin, end);
   if (unit.declarations == 64) {

@@ -187,14 +187,13 @@ size_t Outline::statement_begin(size_t i) const {
   return i;
 }
 
-// Past the colon of the label `case …:` or `default:` at i, or i.
-size_t Outline::label_end(size_t i) const {
+size_t Outline::past_labels(size_t i) const {
   if (!tokens_[i].is_any({"case", "default"})) return i;
   int choices = 0;  // a `?` has a colon of its own
   for (size_t k = i + 1; k < tokens_.size() && !tokens_[k].is_any({";", "}"}); ++k) {
     if (tokens_[k].is_any({"(", "[", "{"})) k = partner[k];
     choices += tokens_[k].is("?");
-    if (tokens_[k].is(":") && choices-- == 0) return k + 1;
+    if (tokens_[k].is(":") && choices-- == 0) return past_labels(k + 1);
   }
   return i;
 }
@@ -202,7 +201,7 @@ size_t Outline::label_end(size_t i) const {
 size_t Outline::past_prefix(size_t i) const {
   while (i + 1 < tokens_.size()) {
     auto &token = tokens_[i], &following = tokens_[i + 1];
-    size_t next = label_end(i);
+    size_t next = past_labels(i);
     bool attribute = token.is("[") && following.is("[");
     if (attribute) next = partner[i] + 1;
     if (token.is_any({"_Pragma", "__attribute__"}) && following.is("(")) next = partner[i + 1] + 1;

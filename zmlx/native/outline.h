@@ -36,6 +36,8 @@ class Outline {
   // First token of the statement that token i is in, and its last (`;` or `}`).
   size_t statement_begin(size_t i) const;
   size_t statement_end(size_t begin) const;
+  // Past the labels `case …:` and `default:` of a statement.
+  size_t past_labels(size_t begin) const;
   // Past what stands before a statement: labels, attributes, `_Pragma("…")`, and before a keyword
   // a macro that becomes one.
   size_t past_prefix(size_t begin) const;
@@ -58,7 +60,6 @@ class Outline {
   void match_lists();
   void check_statements(const Place&) const;
   size_t find_list_end(size_t i) const;
-  size_t label_end(size_t i) const;
   void scan();
   Scope open_brace(size_t head, size_t brace, Scope outer, size_t scope);
   bool names_field(size_t head, size_t i) const;
