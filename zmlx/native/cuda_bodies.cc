@@ -85,6 +85,10 @@ size_t Bodies::declared_at(size_t begin) const {
       if (heads_statement(token) || one_of(token, {"using", "typedef", "template", "namespace"})) {
         return Outline::none;
       }
+      if (one_of(token, {"alignas", "__attribute__"}) && tokens_[i + 1].is("(")) {
+        i = outline_.partner[i + 1] + 1;
+        continue;
+      }
       placed |= is_shared_space(token) || one_of(token, {"thread", "auto"});
       typed |= name != Outline::none;
       name = i++;

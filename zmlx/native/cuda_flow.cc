@@ -336,14 +336,14 @@ class Analysis {
   }
 
   // Whether the bracket at i gives something else than a name its value, or calls it:
-  // `T name[2]{…}`, `auto [a, b](…)`, `name[0](…)`, `(*name)(…)`.
+  // `T name[2]{…}`, `T (&name){…}`, `auto [a, b](…)`, `name[0](…)`, `(*name)(…)`.
   bool gives_value(size_t i) const {
     size_t before = outline_.partner[i - 1];
     if (tokens_[i - 1].is("]")) return !captures_.count(before);
-    if (!tokens_[i].is("(") || !tokens_[i - 1].is(")")) return false;
-    auto& type = tokens_[i - 2].text;
-    bool cast = bodies_.casts(before) && !names_.count(type) && bodies_.key(i - 2) == type;
-    return !cast && !tokens_[before - 1].is("decltype");
+    if (!tokens_[i - 1].is(")") || braces_.count(i)) return false;
+    if (tokens_[before - 1].is("decltype")) return false;
+    bool named = before + 3 == i && (names_.count(tokens_[i - 2].text) || !is_function(i - 2));
+    return named || !bodies_.casts(before);
   }
 
   // `T name(…)` and `T name{…}`: a word after a type.

@@ -46,9 +46,12 @@ void Pointers::find_exposed(size_t i) {
   } else if (token.is("{")) {
     if (holds_references_ && is_initialiser(i)) expose(i + 1, outline_.partner[i]);
   } else if (token.kind == Token::word) {
-    if (is_reference(i) && one_of(next, {"(", "{"})) expose(i + 2, outline_.partner[i + 1]);
-    if (binds(i) && one_of(next, {"=", ":"})) {
-      expose(i + 2, bodies_.right_side(i + 1, tokens_.size()));
+    size_t value = value_at(i);
+    if (is_reference(i) && one_of(tokens_[value], {"(", "{"})) {
+      expose(value + 1, outline_.partner[value]);
+    }
+    if (binds(i) && one_of(tokens_[value], {"=", ":"})) {
+      expose(value + 1, bodies_.right_side(value, tokens_.size()));
     }
     // An array that is handed on is a pointer.
     if (next.is("[")) return;
@@ -74,16 +77,25 @@ bool Pointers::takes_address(size_t i) const {
   return !one_of(previous, {"[", "]", "}", ">"});
 }
 
-// Whether token i is the name in `thread T& name = …`, `auto& name{…}`, `[&name = …]`,
-// `for (auto& name : …)` or a field `thread T& name;`.
+// Where the value of the name at i may stand, which may be one in brackets, as of an array.
+size_t Pointers::value_at(size_t i) const {
+  if (!tokens_[i + 1].is(")") || !binds(i)) return i + 1;
+  i += 2;
+  while (tokens_[i].is("[")) i = outline_.partner[i] + 1;
+  return i;
+}
+
+// Whether token i is the name in `thread T& name = …`, `auto& name{…}`, `thread T (&name)[2]`,
+// `[&name = …]`, `for (auto& name : …)` or a field `thread T& name;`.
 bool Pointers::binds(size_t i) const {
   if (i < 2 || !one_of(tokens_[i - 1], {"&", "&&"})) return false;
   auto& next = tokens_[i + 1];
   if (one_of(tokens_[i - 2], {"[", ","})) return next.is("=");
   bool field = one_of(next, {";", ","}) && outline_.in_type(i);
-  if (!field && !one_of(next, {"=", "(", "{", ":"})) return false;
+  bool within = i > 2 && tokens_[i - 2].is("(") && next.is(")");
+  if (!field && !within && !one_of(next, {"=", "(", "{", ":"})) return false;
   // A type has an address space, and an operand of `&` has none.
-  for (size_t k = i - 2; tokens_[k].kind == Token::word || tokens_[k].is(">"); --k) {
+  for (size_t k = i - 2 - within; tokens_[k].kind == Token::word || tokens_[k].is(">"); --k) {
     if (one_of(tokens_[k], {"auto", "thread", "threadgroup", "device", "constant"})) return true;
     if (tokens_[k].is(">") && outline_.partner[k] != Outline::none) k = outline_.partner[k];
     if (k == 0) return false;

@@ -29,6 +29,7 @@ class Pointers {
   void find_exposed(size_t i);
   bool takes_address(size_t i) const;
   bool binds(size_t i) const;
+  size_t value_at(size_t i) const;
   bool is_initialiser(size_t brace) const;
   bool is_variable(size_t i) const;
   bool selects(size_t i) const;
