@@ -188,6 +188,18 @@ _spans = BodyKernel(
 )
 
 
+def _within(p: Any, v: Any, k0: Any, k1: Any, xp: Any) -> Any:
+    """p @ v, in which what is not finite in a sequence reaches its own queries alone."""
+    out = product(p, xp.where(xp.abs(v) < np.inf, v, 0.0), xp)
+    for odd, found in ((np.inf, v == np.inf), (-np.inf, v == -np.inf), (np.nan, v != v)):
+        count = xp.cumsum(xp.where(found, 1.0, 0.0), axis=2)
+        count = xp.concatenate([xp.zeros_like(count[:, :, :1]), count], axis=2)
+        reached = count[:, :, k1] > count[:, :, k0]
+        reached = xp.repeat(reached, p.shape[1] // max(1, v.shape[1]), axis=1)
+        out = xp.where(reached, out + odd, out)
+    return out
+
+
 def varlen_attention_reference(
     q: mx.array, k: mx.array, v: mx.array, cu_seqlens_q: mx.array, cu_seqlens_k: mx.array,
     sinks: mx.array | None = None, *, scale: float | None = None, causal: bool = False,
@@ -207,7 +219,7 @@ def varlen_attention_reference(
     z = xp.where(xp.logical_and(key >= low, key < high), z, DROPPED)
     z = xp.where(xp.logical_and(key >= k0, key < k1), z, -xp.inf)
     e, peak, total = softmax_of(z, sinks, xp)
-    out = product(e / total, v[None], xp)[0]
+    out = _within(e / total, v[None], k0[:, 0], k1[:, 0], xp)[0]
     return (out, (peak + xp.log(total))[0, ..., 0]) if return_lse else out
 
 
