@@ -17,11 +17,12 @@ def assert_same(got, want):
         np.testing.assert_allclose(np.array(a), np.array(b), rtol=1e-4, atol=1e-5)
 
 
-def with_element(op, values):
-    """Arguments of an op with each of the values in one element of each argument in turn."""
+def with_element(op, values, but=()):
+    """Arguments of an op with each of the values in one element of each argument in turn, but for
+    those of some names."""
     drawn = draw(op, op.cases[1], mx.float32)
     for index, argument in enumerate(op.arguments):
-        if mx.float32 not in argument.dtypes:
+        if mx.float32 not in argument.dtypes or argument.name in but:
             continue
         for value in values:
             array = np.array(drawn[index])
@@ -63,8 +64,10 @@ def test_a_gradient_is_the_references_where_that_is_finite(op):
     """MLX's rules multiply by 0 what is selected here, and have NaN in more places."""
     # At NaN, `mx.maximum` passes a gradient to neither of its arguments.
     nan = () if op.name == "leaky_relu" else (np.nan,)
+    # The reference of varlen_attention takes what is not finite in v out of its product.
+    but = ("v",) if op.name == "varlen_attention" else ()
     for changed in (
-        *with_element(op, (*nan, np.inf, -np.inf)),
+        *with_element(op, (*nan, np.inf, -np.inf), but),
         with_row_of_minus_infinity(op),
     ):
         results = with_gradients(op, changed)
