@@ -346,6 +346,23 @@ def test_a_stopped_gradient_of_a_part_is_found_by_the_probe(make, mode):
     assert report.skipped[0].why.startswith("its gradient differs")
 
 
+class UnstoppedRouter(StoppedRouter):
+    """MLX has no gradient by the indices that it gathers by."""
+
+    def __call__(self, x):
+        scores = mx.softmax(self.project(x), axis=-1)
+        indices = mx.argpartition(-scores, kth=1, axis=-1)[..., :2]
+        return mx.take_along_axis(scores, indices, axis=-1), indices
+
+
+def test_what_mlx_has_no_gradient_of_is_replaced_for_inference_alone():
+    model = mnn.Sequential(UnstoppedRouter())
+    assert zmlx.patch(model).kinds() == {"router": 1}
+    report = zmlx.patch(model, mode="training")
+    assert not report.replaced
+    assert report.skipped[0].why.startswith("MLX has no gradient of it")
+
+
 class MLPInDict(mnn.Module):
     def __init__(self):
         super().__init__()
