@@ -12,7 +12,7 @@ import pytest
 
 import zmlx
 from zmlx import metal, strict
-from zmlx.targets import cpu, cuda, nvrtc
+from zmlx.targets import cuda, nvrtc
 
 RNG = np.random.default_rng(0)
 
@@ -35,8 +35,7 @@ def launches(monkeypatch):
         if nvrtc.unavailable() is None:
             cuda.compiled(*launch, "sm_80")
         if find_spec("ziglang") is not None:
-            text = cpu.text(launch[0], "metal", *launch[1:])
-            assert not [str(p) for p in strict.check(text)]
+            assert not [str(p) for p in strict.check(strict.metal_text(*launch))]
 
 
 @pytest.fixture(params=[0, 1], ids=["breadth first", "depth first"])

@@ -62,8 +62,7 @@ def test_what_there_is_not_names_line_and_remedy(name: str, group: int) -> None:
 def test_every_row_is_metal() -> None:
     """The strict front end takes it too, and would refuse what only the CPU takes."""
     pytest.importorskip("ziglang")
-    texts = [cpu.text(row_arguments[0], "metal", *row_arguments[1:])
-             for row_arguments in (row.arguments() for row in ROWS.values())]  # fmt: skip
+    texts = [strict.metal_text(*row.arguments()) for row in ROWS.values()]
     # Metal has lambdas from 3.2 on.
     found = dict(zip(ROWS, strict.check_many(texts, version=320), strict=True))
     refused = {name: [str(p) for p in problems] for name, problems in found.items() if problems}

@@ -17,6 +17,13 @@ def assert_same(got, want):
         np.testing.assert_allclose(np.array(a), np.array(b), rtol=1e-4, atol=1e-5)
 
 
+def reference(op):
+    """In MLX; in NumPy of what passes over NaN in MLX 0.32.2."""
+    if op.name not in ("argmax", "argmin"):
+        return op.reference
+    return lambda x: op.reference(np.array(x), xp=np)
+
+
 def with_element(op, values, but=()):
     """Arguments of an op with each of the values in one element of each argument in turn, but for
     those of some names."""
@@ -41,14 +48,14 @@ def with_row_of_minus_infinity(op):
 @pytest.mark.parametrize("op", OPS, ids=lambda o: o.name)
 def test_special_value_in_an_element(op, value):
     for changed in with_element(op, [value]):
-        assert_same(op.function(*changed), op.reference(*changed))
+        assert_same(op.function(*changed), reference(op)(*changed))
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda o: o.name)
 def test_special_values_in_the_geometry_of_a_gpu(op):
     with launch.geometry("gpu"):
         for changed in with_element(op, SPECIAL):
-            assert_same(op.function(*changed), op.reference(*changed))
+            assert_same(op.function(*changed), reference(op)(*changed))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +63,7 @@ def test_special_values_in_the_geometry_of_a_gpu(op):
 )
 def test_a_row_of_minus_infinity(op):
     changed = with_row_of_minus_infinity(op)
-    assert_same(op.function(*changed), op.reference(*changed))
+    assert_same(op.function(*changed), reference(op)(*changed))
 
 
 @pytest.mark.parametrize("op", DIFFERENTIABLE, ids=lambda o: o.name)
