@@ -242,6 +242,7 @@ Rewritten cuda_text(Unit& unit, const Library& library,
   drop_hints(unit);
   know_constants(unit);
   rename_keywords(unit);
+  spell_in_ascii(unit);
   rewrite_address_spaces(unit);
   free_specialised_operators(unit);
   name_constructors(unit);

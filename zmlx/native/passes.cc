@@ -352,6 +352,23 @@ void rename_keywords(Unit& unit) {
   }
 }
 
+// NVRTC takes no letters beyond ASCII.
+void spell_in_ascii(Unit& unit) {
+  for (auto& token : unit.tokens) {
+    auto beyond = [](char c) { return (unsigned char)c >= 0x80; };
+    if (token.kind != Token::word || std::none_of(token.text.begin(), token.text.end(), beyond)) {
+      continue;
+    }
+    std::string spelled = "zk_";
+    for (char c : token.text) {
+      char digits[4];
+      std::snprintf(digits, sizeof digits, "x%02x", (unsigned char)c);
+      spelled += beyond(c) ? std::string(digits) : std::string(1, c);
+    }
+    token.text = spelled;
+  }
+}
+
 namespace {
 
 bool declares_something_else(const Token& token) {

@@ -55,6 +55,7 @@ bool is_constructor(const Unit&, const Function&);
 void name_constructors(Unit&);
 void suffix_literals(Unit&);
 void rename_keywords(Unit&);
+void spell_in_ascii(Unit&);
 bool assigns(const Token&);  // = += -= …
 bool steps(const Token&);    // ++ --
 void spell_casts(Unit&);

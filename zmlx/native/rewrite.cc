@@ -81,11 +81,17 @@ void read_folder(const std::string& directory, Prelude* prelude, std::string* de
 }
 
 // What stands between a type and a bracket, or in the brackets of a macro that declares functions.
-std::set<std::string> library_names(const Prelude& prelude) {
-  std::set<std::string> names = collectives();
+const std::set<std::string>& library_names(const Prelude& prelude) {
+  static std::mutex mutex;
+  static std::map<const Prelude*, std::set<std::string>> known;
+  std::lock_guard<std::mutex> lock(mutex);
+  auto [found, fresh] = known.try_emplace(&prelude);
+  std::set<std::string>& names = found->second;
+  if (!fresh) return names;
+  names = collectives();
   for (auto& section : prelude.sections) {
     Tokens tokens = tokenize(section.text);
-    bool directive = false;  // which names parameters
+    bool directive = !tokens.empty() && tokens[0].is("#");  // which names parameters
     for (size_t i = 1; i + 1 < tokens.size(); ++i) {
       directive = tokens[i].first ? tokens[i].is("#") : directive;
       if (directive) continue;
@@ -249,17 +255,13 @@ void check_header_end(const std::string& header, const std::string& name) {
 
 Rewritten rewrite(const std::string& metal_text, const RewriteOptions& options) {
   const Prelude& prelude = prelude_in(options.prelude_dir, options.dialect);
-  std::set<std::string> known;
-  const Library library = [&]() -> const std::set<std::string>& {
-    if (known.empty()) known = library_names(prelude);
-    return known;
-  };
+  const Library library = [&]() -> const std::set<std::string>& { return library_names(prelude); };
   if (options.dialect == Dialect::cuda) {
     Unit unit = read_unit(keep_pragmas(metal_text), prelude, options);
     refuse_recursion(unit, library);
     Rewritten result =
-        cuda_text(
-        unit, library, [&](auto& names) { return Selection(prelude, names, {}).text(); });
+        cuda_text(unit, library,
+                  [&](auto& names) { return Selection(prelude, names, {}).text(); });
     if (forbids_contraction(metal_text)) result.text += "#define ZK_NO_CONTRACTION\n";
     return result;
   }
