@@ -91,6 +91,19 @@ def test_an_update_replaces_what_was_measured_again_and_keeps_the_rest():
     assert [o.value for o in found.overheads] == [4.0]
 
 
+def test_an_update_says_what_was_measured_again_and_when(tmp_path):
+    def later(date, *rows, **more):
+        return replace(outcome(*rows, **more), environment={**ENVIRONMENT, "date": date})
+
+    found = outcome(made(op="softmax"), made()).updated(later("2025-02-02", made()))
+    found = found.updated(later("2025-03-03", overheads=(Overhead("import", 4.0, "ms"),)))
+    found.write(tmp_path / "results.json")
+    text = page.page(Result.read(tmp_path / "results.json"))
+    assert f"Measured on {ENVIRONMENT['date']}." in text
+    assert "Measured again on 2025-02-02: rms_norm.\n" in text
+    assert "Measured again on 2025-03-03: overheads.\n" in text
+
+
 def test_an_update_from_another_machine_is_refused():
     new = Result({**ENVIRONMENT, "cpu": "another"}, {}, ())
     with pytest.raises(ValueError, match="must come from cpu another but got a CPU"):

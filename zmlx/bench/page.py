@@ -99,6 +99,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _machine(result: Result) -> list[str]:
     about = result.environment
+    again = about.get("again", ())
     versions = ", ".join(f"{name} {v}" for name, v in about["versions"].items())
     anchors = [
         f"{name} {number(s.median / 1e9)} {'GFLOP/s' if name in FLOPS else 'GB/s'}"
@@ -109,6 +110,7 @@ def _machine(result: Result) -> list[str]:
         f"{about['target']} target."
         if about["target"] == "cpu"
         else f"Measured on {about['date']} on the {about['target']} target.",
+        *(f"Measured again on {date}: {', '.join(names)}." for date, names in again),
         "",
         *_table(
             ("", ""),

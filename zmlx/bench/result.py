@@ -139,7 +139,8 @@ class Result:
         os.replace(part, path)
 
     def updated(self, new: Result) -> Result:
-        """These results with what `new` measured again or in addition, in the catalogue's order.
+        """These results with what `new` measured again or in addition, in the catalogue's order,
+        and its date; the environment and the anchors of the run stay those of most rows.
 
         Raises:
             ValueError: for results of another machine or of other versions.
@@ -156,8 +157,12 @@ class Result:
             return tuple(sorted(by_key.values(), key=lambda row: (row.family, row.op)))
 
         overheads = {o.name: o for o in (*self.overheads, *new.overheads)}
+        ops = dict.fromkeys(row.op for row in (*new.rows, *new.sweep))
+        others = [name for name in ("overheads", "models") if getattr(new, name)]
+        again = (*self.environment.get("again", ()), [new.environment["date"], [*ops, *others]])
         return replace(
-            new,
+            self,
+            environment={**self.environment, "again": again},
             rows=merged(self.rows, new.rows),
             overheads=tuple(overheads.values()),
             sweep=merged(self.sweep, new.sweep),

@@ -79,7 +79,6 @@ class Bodies {
   bool is_method(const Function&) const;
   void find_memory_parameters(const Body&);
   void find_memory_names(size_t i);
-
   void find_handed_on();
   void push(const Body&);
 

@@ -496,6 +496,7 @@ class Analysis {
                    bodies_.all[callee.names].exposed.count(bodies_.key(name));
     if (exposed) grew_ |= pointers_.expose(given.begin, given.end);
   }
+
   // Which arguments it stands for, or is given to, is open.
   bool has_pack(size_t open) const {
     for (size_t i = open + 1; i < outline_.partner[open]; ++i) {
@@ -503,6 +504,7 @@ class Analysis {
     }
     return false;
   }
+
   // Whether the word before a bracket is a type, a keyword or a function that the text does not
   // have, or belongs to an object or a type; all other words are variables.
   bool is_function(size_t i) const {

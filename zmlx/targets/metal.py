@@ -21,9 +21,10 @@ def unavailable() -> str | None:
     return "the Metal target needs MLX's Metal back end, which exists on Apple silicon only"
 
 
-@cache
-def _kernel(spec: KernelSpec) -> Any:
-    return mx.fast.metal_kernel(
+def _make(spec: KernelSpec) -> Any:
+    # MLX's own, also where `zmlx.install` has put another in its place.
+    make = getattr(mx.fast.metal_kernel, "__wrapped__", mx.fast.metal_kernel)
+    return make(
         name=spec.full_name,
         input_names=list(spec.input_names),
         output_names=list(spec.output_names),
@@ -33,6 +34,26 @@ def _kernel(spec: KernelSpec) -> Any:
         atomic_outputs=spec.atomic_outputs,
         compile_options={"math_mode": spec.math_mode},
     )
+
+
+_kernel = cache(_make)
+
+
+def _arguments(
+    template: tuple[tuple[str, Any], ...],
+    grid: tuple[int, int, int],
+    threadgroup: tuple[int, int, int],
+    shapes: tuple[tuple[int, ...], ...],
+    dtypes: tuple[mx.Dtype, ...],
+) -> dict[str, Any]:
+    """What MLX's kernel takes beside its inputs."""
+    return {
+        "template": list(template),
+        "grid": grid,
+        "threadgroup": threadgroup,
+        "output_shapes": list(shapes),
+        "output_dtypes": list(dtypes),
+    }
 
 
 def prepare(
@@ -47,59 +68,28 @@ def prepare(
     constants: tuple[mx.array, ...],
 ) -> Any:
     """The kernel and the arguments of its launch, for `launch`."""
-    arguments: dict[str, Any] = {
-        "template": list(template),
-        "grid": grid,
-        "threadgroup": threadgroup,
-        "output_shapes": list(shapes),
-        "output_dtypes": list(dtypes),
-    }
+    arguments = _arguments(template, grid, threadgroup, shapes, dtypes)
     if init_value is not None:
         arguments["init_value"] = init_value
     return _kernel(spec), arguments, list(constants)
 
 
-def text(
-    spec: KernelSpec,
-    arrays: tuple[mx.array, ...],
-    template: tuple[tuple[str, Any], ...],
-    grid: tuple[int, int, int],
-    threadgroup: tuple[int, int, int],
-    shapes: tuple[tuple[int, ...], ...],
-    dtypes: tuple[mx.Dtype, ...],
-) -> str:
-    """The complete function that MLX would compile, from MLX's own generator, which needs no
-    Metal."""
-    # MLX's own, also where `zmlx.install` has put another in its place.
-    make = getattr(mx.fast.metal_kernel, "__wrapped__", mx.fast.metal_kernel)
-    kernel: Any = make(
-        name=spec.full_name,
-        input_names=list(spec.input_names),
-        output_names=list(spec.output_names),
-        source=spec.body,
-        header=spec.header,
-        ensure_row_contiguous=spec.ensure_row_contiguous,
-        atomic_outputs=spec.atomic_outputs,
-    )
+def text(spec: KernelSpec, arrays: tuple[mx.array, ...], *call: Any) -> str:
+    """The complete function that MLX would compile for a launch (the arguments of `prepare` from
+    the template to the dtypes), from MLX's own generator, which needs no Metal."""
+    kernel, arguments = _make(spec), _arguments(*call)
     found: list[str] = []
 
     def keep(event: Any) -> None:
         if event.get("type") == "primitive" and event["name"] == "CustomKernel":
             found.append(event["arguments"][1])
 
-    def call(*inputs: mx.array) -> Any:
-        return kernel(
-            inputs=list(inputs),
-            template=list(template),
-            grid=grid,
-            threadgroup=threadgroup,
-            output_shapes=list(shapes),
-            output_dtypes=list(dtypes),
-        )
+    def launched(*inputs: mx.array) -> Any:
+        return kernel(inputs=list(inputs), **arguments)
 
     # Placeholders, since the arrays may be those of a trace.
-    mx.export_function(keep, call, *[mx.zeros(x.shape, x.dtype) for x in arrays])
-    return _with_all_outputs(found[0], len(dtypes))
+    mx.export_function(keep, launched, *[mx.zeros(x.shape, x.dtype) for x in arrays])
+    return _with_all_outputs(found[0], len(spec.output_names))
 
 
 def _with_all_outputs(text: str, outputs: int) -> str:
