@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 from metal_source import Metal, in_every_schedule, run
 
+from zmlx import msl
+from zmlx.codegen import BLOCK_HEADER
+
 FULL = 0xFFFFFFFF
 MASKS = (FULL, 0x1, 0x80000000, 0xAAAAAAAA, 0x0000FFFF, 0x7FFFFFFE, 0x12345678)
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
@@ -310,7 +313,9 @@ def test_a_product_beside_numbers_that_are_drawn() -> None:
         ZMLX_UNIFORMS(u, 8, 0, 7);
         out[thread_position_in_grid.x] = simd_product(2.0f) + 0 * u[0];
     """
-    assert run(source, output=(2, mx.float32), grid=2, group=2).tolist() == [4, 4]
+    header = msl.header_for("zmlx_draw") + BLOCK_HEADER
+    result = run(source, output=(2, mx.float32), grid=2, group=2, header=header)
+    assert result.tolist() == [4, 4]
 
 
 def test_minimum_and_maximum_pass_over_nan() -> None:
