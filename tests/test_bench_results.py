@@ -102,6 +102,11 @@ def test_an_update_says_what_was_measured_again_and_when(tmp_path):
     assert f"Measured on {ENVIRONMENT['date']}." in text
     assert "Measured again on 2025-02-02: rms_norm.\n" in text
     assert "Measured again on 2025-03-03: overheads.\n" in text
+    found = found.updated(later("2025-04-04", made(), made(dtype="float16")))
+    text = page.page(found.updated(later("2025-05-05", made())))
+    assert "2025-02-02" not in text  # nothing of it is left
+    assert "Measured again on 2025-04-04: rms_norm.\n" in text
+    assert "Measured again on 2025-05-05: rms_norm.\n" in text
 
 
 def test_an_update_from_another_machine_is_refused():
@@ -131,6 +136,14 @@ def test_compare_respects_the_noise():
 def test_compare_does_not_blame_a_kernel_for_a_slower_machine():
     old, new = made("a", seconds=0.003), made("a", seconds=0.006)
     assert changes([old], [new]) == {"a": "same"}
+
+
+def test_compare_lists_rows_that_are_gone_of_a_whole_run_and_counts_them_of_another():
+    old, new = outcome(made("a"), made("b"), made("c")), outcome(made("a"))
+    assert sum("gone" in line for line in compare.lines(old, new)) == 2
+    few = compare.lines(old, new, whole=False)
+    assert not any("gone" in line for line in few)
+    assert few[-1] == "  2 more rows of it were not measured"
 
 
 def test_compare_names_another_machine():
@@ -438,7 +451,9 @@ def test_a_run_writes_compares_and_plots(tmp_path, capsys):
     assert [row.key for row in result.rows] == [("rms_norm", "64x256", "float32", "forward", "")]
     capsys.readouterr()
     call("rms_norm", *options, "--variant", ZMLX, "--compare", str(path))
-    assert "compared with the run" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "compared with the run" in printed
+    assert "gone" not in printed
 
 
 def test_the_page_in_docs_is_that_of_the_committed_results():

@@ -72,14 +72,21 @@ def different_machines(old: Result, new: Result) -> list[str]:
     ]
 
 
-def lines(old: Result, new: Result) -> list[str]:
-    """The comparison as text."""
+def lines(old: Result, new: Result, *, whole: bool = True) -> list[str]:
+    """The comparison as text. Rows that only the old run has are listed if the new one was to
+    measure the whole catalogue, and counted if not."""
     out = [f"compared with the run of {old.environment.get('date')}"]
     out += [f"  another machine: {text}" for text in different_machines(old, new)]
+    not_asked = 0
     for change in compare(old, new):
+        if change.verdict == GONE and not whole:
+            not_asked += 1
+            continue
         text = f"  {change.verdict:<7} {title(change.row)}"
         if change.ratio is not None:
             r = change.ratio
             text += f": {r.median:.3f}x [{r.low:.3f}, {r.high:.3f}] as fast"
         out.append(text)
+    if not_asked:
+        out.append(f"  {not_asked} more rows of it were not measured")
     return out

@@ -159,10 +159,17 @@ class Result:
         overheads = {o.name: o for o in (*self.overheads, *new.overheads)}
         ops = dict.fromkeys(row.op for row in (*new.rows, *new.sweep))
         others = [name for name in ("overheads", "models") if getattr(new, name)]
-        again = (*self.environment.get("again", ()), [new.environment["date"], [*ops, *others]])
+        measured = {row.key for row in (*new.rows, *new.sweep)}
+        older = {row.op for row in (*self.rows, *self.sweep) if row.key not in measured}
+        replaced = ops.keys() - older
+        again = [
+            (date, [name for name in names if name not in replaced])
+            for date, names in self.environment.get("again", ())
+        ]
+        again.append((new.environment["date"], [*ops, *others]))
         return replace(
             self,
-            environment={**self.environment, "again": again},
+            environment={**self.environment, "again": [x for x in again if x[1]]},
             rows=merged(self.rows, new.rows),
             overheads=tuple(overheads.values()),
             sweep=merged(self.sweep, new.sweep),

@@ -188,9 +188,15 @@ def _measure(arguments: argparse.Namespace) -> int:
         for path in plot.write(result, arguments.plot):
             print(f"wrote {path}")
     if old is not None:
-        print("\n" + "\n".join(compare.lines(old, result)))
+        print("\n" + "\n".join(compare.lines(old, result, whole=_is_whole(arguments))))
         failed = failed or any(c.verdict == compare.SLOWER for c in compare.compare(old, result))
     return 1 if failed or any(row.error for row in (*result.rows, *result.sweep)) else 0
+
+
+def _is_whole(arguments: argparse.Namespace) -> bool:
+    """Whether all ops are measured as they are by default."""
+    chosen = ("names", "dtype", "mode", "shape", "all_shapes", "quick")
+    return not any(getattr(arguments, name) for name in chosen)
 
 
 def _check_no_options_of_ops(arguments: argparse.Namespace) -> None:

@@ -3,7 +3,8 @@
 The heads that share keys, times the queries of a head, are the rows of a group. A group reads the
 keys and values of a span once, for ROWS of them: products along D are sums over the threads of a
 simdgroup (one thread on the CPU, in lanes: see `decode_lanes.py`), with the softmax kept per row.
-What the spans found is combined by their peaks (flash decoding, Dao et al. 2023).
+What the spans found is combined by their peaks (flash decoding, Dao et al. 2023). Groups of one
+span are neighbours in the grid, since the heads of a key may lie side by side.
 
 How a row of the cache is found and read is a `Cache`: an array (B, K, S, D); blocks of an array
 (blocks, size, K, D) through a table; or 4 or 8 bits a value with a scale and a bias per group, as
@@ -67,10 +68,10 @@ const int span = int(sizes[4]);
 const int group = heads / kv_heads;
 const int rows = group * queries;
 const int chunks = (rows + ROWS - 1) / ROWS;
-const int split = int(threadgroup_position_in_grid.x);
-const int splits = int(threadgroups_per_grid.x);
-const int kv_head = int(threadgroup_position_in_grid.y) / chunks;
-const int first = int(threadgroup_position_in_grid.y) % chunks * ROWS;
+const int split = int(threadgroup_position_in_grid.y);
+const int splits = int(threadgroups_per_grid.y);
+const int kv_head = int(threadgroup_position_in_grid.x) / chunks;
+const int first = int(threadgroup_position_in_grid.x) % chunks * ROWS;
 const int batch = int(threadgroup_position_in_grid.z);
 const float factor = float(scale);
 int length = keys;

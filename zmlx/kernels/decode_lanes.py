@@ -117,7 +117,7 @@ inline zmlx_strided_rows zmlx_rows_from(int start, int last, size_t head, size_t
 
 // Rows of SIZE numbers: step e of row `key` is its values e W ... e W + W - 1. Asked for is step
 // e + b. Asking for a row is asking for every `parts`-th of its lines of 64 bytes, each LINE values
-// long.
+// long. A row that does not begin with a line ends in one more.
 template <int W, int SIZE, int LINE, typename P, typename R>
 struct zmlx_numbers {
     P values;
@@ -126,8 +126,8 @@ struct zmlx_numbers {
         return zmlx_read<W>(values + rows.at(key) + (e + b) * W);
     }
     void ask(int key, int part, int parts) const {
-        for (int i = part * LINE; i < SIZE; i += parts * LINE) {
-            ZMLX_PREFETCH_FAR(values + rows.at(key) + i);
+        for (int i = part * LINE; i < SIZE + LINE; i += parts * LINE) {
+            ZMLX_PREFETCH_FAR(values + rows.at(key) + min(i, SIZE - 1));
         }
     }
 };

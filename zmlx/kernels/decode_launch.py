@@ -78,7 +78,7 @@ def _spans(form: Cache, bits: int, group_size: int, on_cpu: bool) -> BodyKernel:
         total = (b, kv_heads, queries * h // max(1, kv_heads), splits)
         return Plan(
             template,
-            launch.Geometry((), (splits * threads, kv_heads * chunks, b), (threads, 1, 1)),
+            launch.Geometry((), (kv_heads * chunks * threads, splits, b), (threads, 1, 1)),
             ((*total, values), total, total),
             (mx.float32,) * 3,
             (constant((queries, keys, h, kv_heads, span), mx.int32),),
