@@ -183,6 +183,7 @@ def test_nothing_is_begun_without_a_compiler(command, tmp_path):
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert "apt install g++" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the CPU target is for Linux")

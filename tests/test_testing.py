@@ -38,6 +38,16 @@ def test_a_wrong_kernel_and_a_wrong_gradient_are_found():
         testing.check_gradient(dataclasses.replace(SQUARES, function=slope), CASE, mx.float32)
 
 
+@pytest.mark.parametrize(
+    "given, found",
+    [(mx.float32, mx.bfloat16), (mx.float16, mx.bfloat16), (mx.bfloat16, mx.float16)],
+)
+def test_a_result_of_a_coarser_dtype_is_found(given, found):
+    op = dataclasses.replace(SQUARES, function=lambda x: (x * x).astype(found))
+    with pytest.raises(AssertionError, match=r"squares output 0 is b?float16 for"):
+        testing.check_forward(op, CASE, given)
+
+
 def test_a_reference_must_not_turn_to_float64():
     """Its error in float32, which the bound is made of, would be that of float64."""
 

@@ -256,10 +256,16 @@ def _pull(
 def check_forward(
     op: Op, case: Case, dtype: mx.Dtype, *, seed: int = 0, optional: bool = True
 ) -> None:
-    """The op on a case against its float64 oracle."""
+    """The op on a case against its float64 oracle. Floats come in `dtype` or in a wider one."""
     values = draw(op, case, dtype, seed, optional=optional)
     out = op.function(*values, **case.options)
     outputs = out if isinstance(out, tuple) else (out,)
+    for k, got in enumerate(outputs):
+        floats = mx.issubdtype(got.dtype, mx.floating)
+        if floats and got.dtype != dtype and got.dtype.size <= dtype.size:
+            raise AssertionError(
+                f"{op.name} output {k} is {dtype_name(got.dtype)} for {dtype_name(dtype)} arguments"
+            )
     wants, bases = (
         function(*points)
         for function, points, _ in (
