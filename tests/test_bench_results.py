@@ -107,6 +107,8 @@ def test_an_update_says_what_was_measured_again_and_when(tmp_path):
     assert "2025-02-02" not in text  # nothing of it is left
     assert "Measured again on 2025-04-04: rms_norm.\n" in text
     assert "Measured again on 2025-05-05: rms_norm.\n" in text
+    swept = replace(later("2025-06-06"), sweep=(made(), made(dtype="float16")))
+    assert "Measured again on 2025-04-04: rms_norm.\n" in page.page(found.updated(swept))
 
 
 def test_an_update_from_another_machine_is_refused():
@@ -143,7 +145,7 @@ def test_compare_lists_rows_that_are_gone_of_a_whole_run_and_counts_them_of_anot
     assert sum("gone" in line for line in compare.lines(old, new)) == 2
     few = compare.lines(old, new, whole=False)
     assert not any("gone" in line for line in few)
-    assert few[-1] == "  2 more rows of it were not measured"
+    assert few[-1] == "  not measured now: 2 of its rows"
 
 
 def test_compare_names_another_machine():

@@ -84,6 +84,23 @@ def test_paged_equals_the_plain_op(kind, size, options):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
+def test_several_heads_groups_of_their_rows_spans_and_batches(kind, dtype):
+    q, k, v = qkv(b=2, h=20, k=2, queries=1, keys=2600, d=24, v=40, dtype=dtype)
+    cache_k, table = paged(k, 16, np.random.default_rng(1))
+    cache_v, _ = paged(v, 16, np.random.default_rng(1))
+    lengths = mx.array([2600, 1500])
+    side_by_side = [mx.contiguous(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (k, v)]
+    with launch.geometry(kind):
+        for got in (
+            decode_attention(q, k, v, lengths),
+            decode_attention(q, *side_by_side, lengths),
+            paged_attention(q, cache_k, cache_v, table, lengths),
+        ):
+            assert_right(got, [q, k, v, lengths], each_batch)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)

@@ -256,7 +256,9 @@ def _pull(
 def check_forward(
     op: Op, case: Case, dtype: mx.Dtype, *, seed: int = 0, optional: bool = True
 ) -> None:
-    """The op on a case against its float64 oracle. Floats come in `dtype` or in a wider one."""
+    """The op on a case against its float64 oracle. Its floats must come in `dtype` or a wider one,
+    since the bound follows their dtype: `assert_matches` is for an op that narrows them on purpose.
+    """
     values = draw(op, case, dtype, seed, optional=optional)
     out = op.function(*values, **case.options)
     outputs = out if isinstance(out, tuple) else (out,)

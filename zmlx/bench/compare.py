@@ -88,5 +88,5 @@ def lines(old: Result, new: Result, *, whole: bool = True) -> list[str]:
             text += f": {r.median:.3f}x [{r.low:.3f}, {r.high:.3f}] as fast"
         out.append(text)
     if not_asked:
-        out.append(f"  {not_asked} more rows of it were not measured")
+        out.append(f"  not measured now: {not_asked} of its rows")
     return out

@@ -159,8 +159,11 @@ class Result:
         overheads = {o.name: o for o in (*self.overheads, *new.overheads)}
         ops = dict.fromkeys(row.op for row in (*new.rows, *new.sweep))
         others = [name for name in ("overheads", "models") if getattr(new, name)]
-        measured = {row.key for row in (*new.rows, *new.sweep)}
-        older = {row.op for row in (*self.rows, *self.sweep) if row.key not in measured}
+        # Rows and the sweep of a plot may be of the same shape, and only one of them measured.
+        older = set()
+        for earlier, later in ((self.rows, new.rows), (self.sweep, new.sweep)):
+            measured = {row.key for row in later}
+            older |= {row.op for row in earlier if row.key not in measured}
         replaced = ops.keys() - older
         again = [
             (date, [name for name in names if name not in replaced])

@@ -139,7 +139,9 @@ inline zmlx_numbers<W, SIZE, LINE, P, R> zmlx_numbers_of(P values, R rows) {
 }
 
 // Rows of SIZE bytes of packed values: step e is value e % PLACES of W bytes. Asked for is the code
-// of step e + b, where e is a multiple of PLACES.
+// of step e + b, where e is a multiple of PLACES. The line in which the next row begins is not
+// asked for: codes of a head follow each other, and a request more per row takes longer than it
+// saves.
 template <int W, int BITS, int SIZE, typename P, typename R>
 struct zmlx_coded {
     P values;
