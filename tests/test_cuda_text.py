@@ -229,6 +229,17 @@ LANE = "thread_index_in_simdgroup"
         ("int n = 0; Box b = {&n}; b.p[0] = LANE;", "struct Box { thread int* p; };", 2),
         ("Pair s = {}; auto p = &s; p->v = LANE; int n = s.v;", "struct Pair { int v, w; };", 2),
         ("Row s; auto p = s.a; p[0] = LANE; int n = s.a[0];", "struct Row { int a[4]; };", 2),
+        # Template lists between a name and its bracket.
+        ("Box b = {0}; b.at<0>() = LANE; int n = b.v;",
+         "struct Box { int v; template <int k> thread int& at() { return v; } };", 2),
+        ("Box b = {LANE}; int n = 0; b.copy<0>(1).put(n);",
+         "struct Box { int v; template <int k> Box copy(int) { return *this; }"
+         "void put(thread int& to) { to = v; } };", 2),
+        ("int n = 0; set<Box>(n, LANE);",
+         "struct Box { int v; template <int k> void set(int n) { v = n; } };"
+         "template <class B> void set(thread int& to, int v)"
+         "{ B b = {0}; b.template set<0>(v); to = b.v; }", 2),
+        ("float n = simd_sum<float>(x[LANE]);", "", 0),
         # References.
         ("int n = 0; auto& r = n; r = LANE;", "", 2),
         ("int a[2] = {0}; for (thread int& v : a) v = LANE; int n = a[0];", "", 2),
@@ -295,6 +306,12 @@ LANE = "thread_index_in_simdgroup"
         # Functions of the library.
         ("threadgroup atomic_uint c; uint n = 0; atomic_compare_exchange_weak_explicit("
          "&c, &n, 1u, memory_order_relaxed, memory_order_relaxed);", "", 2),
+        ("threadgroup atomic_uint c; uint n = 0; atomic_compare_exchange_weak_explicit<uint>("
+         "&c, &n, 1u, memory_order_relaxed, memory_order_relaxed);", "", 2),
+        ("threadgroup atomic_uint c; uint n = atomic_fetch_add_explicit<uint>("
+         "&c, 1u, memory_order_relaxed);", "", 2),
+        ("threadgroup atomic_uint c; uint n = metal::atomic_load_explicit<uint>("
+         "&c, memory_order_relaxed);", "", 2),
         ("int a[2] = {0}; frexp(float(LANE), a[1]); int n = a[1];", "", 2),
         ("simdgroup_float8x8 m; simdgroup_load(m, x); float n = m.thread_elements()[0];", "", 2),
     ],

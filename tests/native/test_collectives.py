@@ -377,3 +377,23 @@ def test_a_template_whose_list_compares(inside: str, condition: str) -> None:
     source = "uint i = thread_position_in_grid.x; " + call
     result = run(source, {"x": x}, (32, mx.float32), 32, 32, header=header)
     np.testing.assert_array_equal(result, np.full(32, x.sum()))
+
+
+@pytest.mark.parametrize("group", [1, 32])
+def test_a_type_in_brackets_is_the_operands(group: int) -> None:
+    source = """
+        uint i = thread_position_in_grid.x;
+        half h = half(i);
+        float most = 0;
+        if (i % 2) {
+            most = simd_max<int>(int(i)) + simd_sum<float>(h * 2);
+        } else {
+            most = total<float>(h) + simd_max<float>(simd_shuffle<uint>(i, ushort(0)));
+        }
+        float simd_sum = most, rest = simd_sum < 3 ? 0 : simd_sum;  // a variable, and no list
+        out[i] = simd_sum < 3 && rest > (2) ? 0 : simd_sum;
+    """
+    header = "template <typename T> T total(T v) { return metal::simd_sum<T>(v); }"
+    result = run(source, output=(32, mx.float32), grid=32, group=group, header=header)
+    alone = [3 * i if i % 2 else 2 * i for i in range(32)]
+    assert result.tolist() == (alone if group == 1 else [240, 31 + 512] * 16)

@@ -198,6 +198,22 @@ TYPES = {
         threads=32,
         together=True,
     ),
+    "of a type in brackets": Row(
+        "uint v = i * 7 % 5 + 1;\n"
+        "if (i < 10) { r = simd_sum<float>(v); } else { r = simd_sum<float>(v) + simd_max(v); }\n"
+        "r += 1000 * metal::simd_shuffle_xor<uint>(v, 1) + 1e4f * quad_sum<half>(half(v));",
+        np.array(
+            [
+                (sum(_VALUE[:10]) if lane < 10 else sum(_VALUE[10:]) + 5)
+                + 1000 * _VALUE[lane ^ 1]
+                + 10000 * sum(_VALUE[lane // 4 * 4 :][:4])
+                for lane in range(_LANES)
+            ]
+        ),
+        threads=32,
+        together=True,
+        on_cuda=False,
+    ),
     "a last simdgroup that is short": Row(
         "r = simd_sum(1) + 100 * simd_any(i == 44);",
         np.array([32] * 32 + [113] * 13),

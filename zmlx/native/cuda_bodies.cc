@@ -259,12 +259,18 @@ size_t Bodies::operand_end(size_t i) const {
   }
 }
 
+size_t Bodies::selector(size_t i) const {
+  if (i > 0 && tokens_[i - 1].is("template")) --i;
+  return i > 0 && one_of(tokens_[i - 1], {".", "->"}) ? i - 1 : Outline::none;
+}
+
 size_t Bodies::path_begin(size_t i) const {
-  while (i >= 2 && one_of(tokens_[i - 1], {".", "->"})) {
-    i -= 2;
-    while (one_of(tokens_[i], {")", "]"}) && outline_.partner[i] > 0) {
+  auto closes = [&](size_t k) { return outline_.partner[k] < k; };
+  for (size_t at = selector(i); at != Outline::none && at > 0; at = selector(i)) {
+    i = at - 1;
+    while (closes(i)) {
       i = outline_.partner[i];
-      if (tokens_[i - 1].kind != Token::mark || one_of(tokens_[i - 1], {")", "]"})) --i;
+      if (i > 0 && (tokens_[i - 1].kind != Token::mark || closes(i - 1))) --i;
     }
   }
   return i;

@@ -63,7 +63,9 @@ class Bodies {
   size_t right_side(size_t i, size_t end) const;
   // Behind the operand of a unary operator, `*p`, `(a)` or `s.a[1]`.
   size_t operand_end(size_t i) const;
-  // The first token of the path `f(a).s[1].` that selects the member at i.
+  // The `.` or `->` before the member at i, which `template` may follow, or Outline::none.
+  size_t selector(size_t i) const;
+  // The first token of the path `f<T>(a).s[1].` that selects the member at i.
   size_t path_begin(size_t i) const;
 
  private:

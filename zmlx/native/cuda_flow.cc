@@ -351,10 +351,10 @@ class Analysis {
     if (i <= begin || i + 1 >= tokens_.size() || !one_of(tokens_[i + 1], {"(", "{"})) return false;
     auto& previous = tokens_[i - 1];
     bool keyword = one_of(previous, {"return", "else", "do", "case", "goto", "sizeof"});
-    return (previous.kind == Token::word && !keyword) || (previous.is(">") && closes_list(i - 1));
+    return (previous.kind == Token::word && !keyword) || closes_list(i - 1);
   }
   bool closes_list(size_t i) const {
-    return outline_.partner[i] != Outline::none && outline_.angle_end(outline_.partner[i]) == i;
+    return tokens_[i].is(">") && outline_.partner[i] != Outline::none;
   }
   size_t type_before(size_t i) const {
     return tokens_[i - 1].is(">") ? outline_.partner[i - 1] - 1 : i - 1;
@@ -375,6 +375,7 @@ class Analysis {
     while (k > begin && one_of(tokens_[k - 1], {"++", "--"})) --k;  // *p++ = …
     while (k > begin) {
       auto& previous = tokens_[k - 1];
+      size_t selector = bodies_.selector(k - 1);
       if (one_of(previous, {")", "]"})) {
         size_t close = k - 1;
         k = outline_.partner[close];
@@ -387,9 +388,11 @@ class Analysis {
           return;
         }
         if (previous.is(")") && !is_dereferenced(begin, k)) store(body, k + 1, close, to);
-      } else if (previous.kind == Token::word && k >= 2 && one_of(tokens_[k - 2], {".", "->"})) {
-        through |= tokens_[k - 2].is("->");
-        k -= 2;
+      } else if (closes_list(k - 1)) {  // f<T>(…) = …
+        k = outline_.partner[k - 1];
+      } else if (previous.kind == Token::word && selector != Outline::none) {
+        through |= tokens_[selector].is("->");
+        k = selector;
       } else {
         break;
       }
@@ -462,7 +465,7 @@ class Analysis {
     size_t object = std::max(bodies_.path_begin(i), begin);
     int highest = std::max(flow.control, level(body, object, outline_.partner[open]));
     // A method may change its object.
-    if (object < i) assign(body, object, i - 1, highest, 0);
+    if (object < i) assign(body, object, bodies_.selector(i), highest, 0);
     bool stores = one_of(tokens_[i], {"sincos", "frexp", "modf"});
     if (stores && given.size() == 2) store(body, given[1].begin, given[1].end, highest);
     if (tokens_[i].text.compare(0, 23, "atomic_compare_exchange") == 0) raise(stored_, 2);

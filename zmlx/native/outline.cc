@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "passes.h"
+
 namespace zmlx {
 namespace {
 
@@ -82,11 +84,24 @@ const std::set<std::string> library_templates = {
     "simdgroup_matrix", "static_cast", "template", "underlying_type", "underlying_type_t", "uniform",
     "vec", "WorkPerThread", "_disjunction"};
 
+// Functions of a simdgroup and of atomics: Metal deduces their types, or is told, simd_sum<float>(x).
+bool is_library_function(const Token& token) {
+  const std::string& name = token.text;
+  const std::string suffix = "_explicit";
+  bool atomic = name.compare(0, 7, "atomic_") == 0 && name.size() > suffix.size() &&
+                name.compare(name.size() - suffix.size(), suffix.size(), suffix) == 0;
+  return token.kind == Token::word && (atomic || collectives().count(name));
+}
+
 // The name that a template declares: the last word before the first of some marks.
 void Outline::find_templates() {
   templates = library_templates;
   std::set<std::string> types = library_templates;
   for (size_t i = 0; i + 1 < tokens_.size(); ++i) {
+    if (tokens_[i + 1].is("<") && is_library_function(tokens_[i])) {
+      templates.insert(tokens_[i].text);
+      function_templates_.insert(tokens_[i].text);
+    }
     if (!tokens_[i].is("template") || !tokens_[i + 1].is("<")) continue;
     size_t end = find_list_end(i + 1);
     if (end == none) continue;
@@ -126,8 +141,8 @@ size_t Outline::find_list_end(size_t i) const {
   bool trait = name.compare(0, 3, "is_") == 0;
   if (!trait && !templates.count(name)) return none;
   // Names that are as good for a variable, which may stand before a comparison.
-  bool doubtful =
-      tokens_[i - 1].is_any({"array", "matrix", "vec", "rank", "extent", "uniform"});
+  bool doubtful = is_library_function(tokens_[i - 1]) ||
+                  tokens_[i - 1].is_any({"array", "matrix", "vec", "rank", "extent", "uniform"});
   // A variable may have a function's name, and behind a list of that stands no operand.
   bool function = function_templates_.count(name);
   int depth = 0;
