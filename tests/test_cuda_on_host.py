@@ -163,3 +163,17 @@ def test_simd_operations_after_an_early_return_leave_out_the_lanes_that_left(tmp
     want[:32] = np.arange(32).sum() + 1000 * np.arange(32)
     want[32:45] = np.arange(32, 45).sum() + 1000 * np.arange(13)
     np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize("kind, rest", [("half", 2060), ("bfloat", 2064)])
+def test_vectors_of_narrow_numbers_are_summed_in_float(kind, rest, tmp_path):
+    source = f"""
+        uint i = thread_position_in_grid.x;
+        {kind}2 v = {kind}2(i % 32 ? 1 : 2048, 1);
+        y[i] = simd_sum(v).x;
+        y[i + 45] = simd_prefix_inclusive_sum(v).x;
+    """
+    launch = (*launch_of(source, 45, 45)[:-2], ((2, 45),), (mx.float32,))
+    (found,) = run_on_host(launch, tmp_path)
+    assert found[0].tolist() == [2080] * 32 + [rest] * 13
+    assert (found[1, 31], found[1, 44]) == (2080, rest)

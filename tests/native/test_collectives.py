@@ -61,8 +61,8 @@ def blocks(values: Lanes, width: int) -> list[Lanes]:
 
 
 def operations(dtype: mx.Dtype) -> dict[str, Callable[[Any, Any], Any]]:
-    """Each step rounds to the dtype; MLX's functions of bfloats take them as floats instead."""
-    dtype = mx.float32 if dtype == mx.bfloat16 else dtype
+    """Each step rounds to the dtype; the narrow floating types are taken as floats."""
+    dtype = mx.float32 if dtype in FLOATS else dtype
 
     def wrap(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         return lambda a, b: rounded(f(a, b), dtype)
@@ -132,7 +132,7 @@ def test_reductions_and_scans_of_active_lanes(dtype: mx.Dtype, kind: str) -> Non
         init=0,
     )
     result = in_every_schedule(kernel)
-    held = np.array(x.astype(mx.float32) if dtype == mx.bfloat16 else x)
+    held = np.array(x.astype(mx.float32) if dtype in FLOATS else x)
     for m, mask in enumerate(MASKS):
         active = {lane: held[lane] for lane in range(32) if mask >> lane & 1}
         with np.errstate(over="ignore"):
@@ -305,6 +305,24 @@ def test_reductions_of_vectors_go_by_component() -> None:
     np.testing.assert_array_equal(result[12:14], np.repeat(x[:2].min(1, keepdims=True), 32, 1))
     bits = np.bitwise_or.reduce(x.astype(np.uint32), 1)
     np.testing.assert_array_equal(result[14:18], np.repeat(bits[:, None], 32, 1))
+
+
+def test_vectors_of_narrow_numbers_are_summed_in_float() -> None:
+    source = """
+        uint i = thread_position_in_grid.x;
+        half3 h = half3(i ? 1 : 2048, 1, 2);
+        bfloat2 b = bfloat2(i ? 1 : 256, 1);
+        out[i] = simd_sum(h).x;
+        out[i + 32] = simd_prefix_inclusive_sum(h).x;
+        out[i + 64] = simd_sum(b).x;
+        out[i + 96] = quad_prefix_inclusive_sum(packed_half3(h)).x;
+    """
+    result = run(source, output=((4, 32), mx.float32), grid=32, group=32)
+    along = np.float16(np.arange(2048, 2080))
+    np.testing.assert_array_equal(result[0], [2080] * 32)
+    np.testing.assert_array_equal(result[1], along)
+    np.testing.assert_array_equal(result[2], [288] * 32)
+    np.testing.assert_array_equal(result[3], [*along[:4], *[1, 2, 3, 4] * 7])
 
 
 def test_a_product_beside_numbers_that_are_drawn() -> None:

@@ -88,6 +88,16 @@ ZK_INTEGER(unsigned long long)
 
 template <class T>
 inline constexpr bool zk_is_narrow = false;  // half and bfloat
+// What lanes combine their numbers in: narrow ones, and vectors of them, in float, rounded once.
+template <class T>
+struct zk_combined {
+  using type = T;
+};
+template <class T>
+  requires zk_is_narrow<T>
+struct zk_combined<T> {
+  using type = float;
+};
 template <class T>
 concept zk_integer = zk_is_integer<T>;
 // Integers and what converts to them: enumerators without a scope.

@@ -111,25 +111,13 @@ inline void zk_each(unsigned lanes, F f) {
 
 // ---- reductions and scans: W lanes wide ---------------------------------------------------------
 
-// What operands are combined in: bfloats in float, as MLX's functions of them are, rounded once.
-template <class T>
-struct zk_combined {
-  using type = T;
-};
-#ifdef ZK_NUMBERS
-template <>
-struct zk_combined<bfloat> {
-  using type = float;
-};
-#endif
-
 template <class T, class F>
 inline T zk_fold(char* cells, unsigned first, unsigned width, unsigned active) {
   using A = typename zk_combined<T>::type;
   unsigned all = (width == 32 ? ~0u : (1u << width) - 1) << first;
   A a[32];
   if ((active & all) == all) {
-    for (unsigned i = 0; i < width; ++i) a[i] = zk_cell<T>(cells, first + i);
+    for (unsigned i = 0; i < width; ++i) a[i] = A(zk_cell<T>(cells, first + i));
     for (unsigned half = width / 2; half; half /= 2) {
       for (unsigned i = 0; i < half; ++i) a[i] = F::apply(a[i], a[i + half]);
     }
@@ -137,7 +125,7 @@ inline T zk_fold(char* cells, unsigned first, unsigned width, unsigned active) {
   }
   bool started = false;
   zk_each(active & all, [&](unsigned lane) {
-    A next = zk_cell<T>(cells, lane);
+    A next(zk_cell<T>(cells, lane));
     a[0] = started ? F::apply(a[0], next) : next;
     started = true;
   });

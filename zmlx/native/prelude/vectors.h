@@ -264,6 +264,11 @@ struct zk_reference {
   }
 };
 
+template <class T, int N>
+struct zk_combined<vec<T, N>> {
+  using type = vec<typename zk_combined<T>::type, N>;
+};
+
 // Sizes are Metal's, alignments at most 8 where Metal has up to 32: MLX's buffers on the CPU start
 // at odd multiples of 8, and a vector that is loaded whole from one must not be taken for aligned.
 #ifndef ZK_MOST_ALIGNED

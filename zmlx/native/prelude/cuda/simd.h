@@ -168,8 +168,8 @@ struct zk_one_of {
 // every lane the same bits; if lanes are missing, those that are there are taken in order.
 template <int width, class Op, class T>
 METAL_FUNC T zk_reduce(zk_lanes lanes, T x, Op op) {
-  // Narrow types in float, rounded once.
-  if constexpr (zk_is_narrow<T>) return T(zk_reduce<width>(lanes, float(x), op));
+  using A = typename zk_combined<T>::type;
+  if constexpr (!__is_same(A, T)) return T(zk_reduce<width>(lanes, A(x), op));
   if (lanes.full) {
     for (unsigned bit = width / 2; bit > 0; bit /= 2) x = op(x, zk_from_xor(lanes, x, bit));
     return x;
@@ -190,8 +190,9 @@ METAL_FUNC T zk_reduce(zk_lanes lanes, T x, Op op) {
 // The reduction over the lanes up to this one, or before it if not `inclusive`.
 template <int width, bool inclusive, class Op, class T>
 METAL_FUNC T zk_scan(zk_lanes lanes, T x, T identity, Op op) {
-  if constexpr (zk_is_narrow<T>) {
-    return T(zk_scan<width, inclusive>(lanes, float(x), float(identity), op));
+  using A = typename zk_combined<T>::type;
+  if constexpr (!__is_same(A, T)) {
+    return T(zk_scan<width, inclusive>(lanes, A(x), A(identity), op));
   }
   unsigned lane = zk_lane(), place = lane % width;
   if (lanes.full) {
