@@ -177,3 +177,26 @@ def test_vectors_of_narrow_numbers_are_summed_in_float(kind, rest, tmp_path):
     (found,) = run_on_host(launch, tmp_path)
     assert found[0].tolist() == [2080] * 32 + [rest] * 13
     assert (found[1, 31], found[1, 44]) == (2080, rest)
+
+
+@pytest.mark.parametrize("condition", ["true", "i % 64 < 40", "i < 70, exits"])
+@pytest.mark.parametrize(
+    "grid, group",
+    [((45, 1, 1), (45, 1, 1)), ((100, 1, 1), (64, 1, 1)), ((15, 5, 1), (15, 3, 1))],
+)
+def test_votes_are_of_the_lanes_that_exist(grid, group, condition, tmp_path_factory):
+    """Of those that take part, that a branch leaves out, and that have returned."""
+    condition, _, exits = condition.partition(", ")
+    source = f"""
+        uint3 p = thread_position_in_grid, n = threads_per_grid;
+        uint i = (p.z * n.y + p.y) * n.x + p.x;
+        {f"if (!({condition})) return;" if exits else f"if ({condition})"} {{
+            simd_vote v = simd_ballot(true), few = simd_vote(0x1fff), last = simd_vote(1 << 20);
+            quad_vote q = quad_ballot(true), one = quad_vote(8);
+            y[i] = 1 + 2 * v.all() + 4 * simd_vote(simd_vote::vote_t(v)).all() + 8 * few.all()
+                 + 16 * last.any() + 32 * q.all() + 64 * one.any() + 128 * simd_all(true)
+                 + 256 * simd_active_threads_mask().all();
+        }}
+    """
+    launch = launch_of(source, int(np.prod(grid)), group, grid=grid)
+    assert_as_on_cpu(launch, tmp_path_factory.getbasetemp())

@@ -281,6 +281,16 @@ def test_a_short_last_simdgroup_votes_for_the_lanes_it_has() -> None:
     assert result.tolist() == [32] * 32 + [13] * 13
 
 
+def test_votes_miss_the_lanes_that_returned() -> None:
+    source = """
+        uint i = thread_position_in_grid.x;
+        if (i >= 40) return;
+        out[i] = simd_ballot(true).all() + 2 * simd_all(true) + 4 * simd_vote(1 << 10).any();
+    """
+    result = run(source, output=(45, mx.uint32), grid=45, group=45, init=0)
+    assert result.tolist() == [1 + 2 + 4] * 32 + [2 + 4] * 8 + [0] * 5
+
+
 def test_reductions_of_vectors_go_by_component() -> None:
     source = """
         uint i = thread_position_in_grid.x;

@@ -220,6 +220,15 @@ TYPES = {
         threads=45,
         together=True,
     ),
+    "votes of one that is short": Row(
+        "simd_vote yes = simd_ballot(true), last(1 << 20), few(simd_vote::vote_t(0x1fff));\n"
+        "r = yes.all() + 2 * simd_vote(simd_vote::vote_t(yes)).all() + 4 * few.all()\n"
+        "  + 8 * last.any() + 16 * quad_ballot(true).all() + 32 * quad_vote(8).any();",
+        np.array([1 + 2 + 8 + 16 + 32] * 32 + [1 + 2 + 4 + 16 + 32] * 12 + [1 + 2 + 4 + 16]),
+        threads=45,
+        together=True,
+        on_cuda=False,
+    ),
     "lanes that returned": Row(
         "out[i] = 0; if (i >= 20) return; out[i] = simd_sum(1);",
         np.array([20] * 20 + [0] * 12, np.float32),

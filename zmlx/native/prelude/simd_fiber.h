@@ -344,13 +344,14 @@ inline zk_votes zk_ask_quad(bool x, zk_site site) {
   return {votes.yes >> shift & 15, votes.active >> shift & 15};
 }
 
+// What its bits say of lanes that do not exist counts for nothing; a lane that has returned exists.
 class simd_vote {
  public:
   using vote_t = ulong;
   explicit constexpr simd_vote(vote_t votes = 0) : votes_(votes) {}
   explicit constexpr operator vote_t() const { return votes_; }
-  bool all() const { return ((unsigned)votes_ & zk_existing_lanes()) == zk_existing_lanes(); }
-  bool any() const { return (unsigned)votes_ != 0; }
+  bool all() const { return (~votes_ & zk_existing_lanes()) == 0; }
+  bool any() const { return (votes_ & zk_existing_lanes()) != 0; }
 
  private:
   vote_t votes_;
@@ -361,13 +362,12 @@ class quad_vote {
   using vote_t = uint;
   explicit constexpr quad_vote(vote_t votes = 0) : votes_(votes) {}
   explicit constexpr operator vote_t() const { return votes_; }
-  bool all() const {
-    unsigned existing = zk_existing_lanes() >> (zk_lane() & ~3u) & 15;
-    return (votes_ & existing) == existing;
-  }
-  bool any() const { return (votes_ & 15) != 0; }
+  bool all() const { return (~votes_ & existing()) == 0; }
+  bool any() const { return (votes_ & existing()) != 0; }
 
  private:
+  static unsigned existing() { return zk_existing_lanes() >> (zk_lane() & ~3u) & 15; }
+
   vote_t votes_;
 };
 

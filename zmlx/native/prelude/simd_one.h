@@ -83,7 +83,7 @@ ZK_READ(shuffle_rotate_down, n % width)
     explicit constexpr kind##_vote(vote_t votes = 0) : votes_(votes) {}                    \
     explicit constexpr operator vote_t() const { return votes_; }                          \
     constexpr bool all() const { return votes_ & 1; }                                      \
-    constexpr bool any() const { return votes_ != 0; }                                     \
+    constexpr bool any() const { return votes_ & 1; }                                      \
                                                                                            \
    private:                                                                                \
     vote_t votes_;                                                                         \

@@ -87,6 +87,10 @@ struct zk_position {
   bool live;      // in Metal's grid at all
 };
 
+// Threads of this group, of which fewer than CUDA's may be in Metal's grid. Every thread stores the
+// number, so that none has to wait for another one's.
+__shared__ unsigned zk_group_threads;
+
 __forceinline__ unsigned zk_smaller(unsigned a, unsigned b) { return a < b ? a : b; }
 __forceinline__ unsigned zk_ceil(unsigned a, unsigned b) { return a / b + (a % b != 0); }
 
@@ -99,6 +103,7 @@ __forceinline__ zk_position zk_exact() {
   at.p = {threadIdx.x, threadIdx.y, threadIdx.z};
   at.l = (at.p.z * at.e.y + at.p.y) * at.e.x + at.p.x;
   at.live = true;
+  zk_group_threads = at.e.x * at.e.y * at.e.z;
   return at;
 }
 
@@ -112,6 +117,7 @@ __forceinline__ zk_position zk_line(unsigned n) {
   at.p = {threadIdx.x, 0, 0};
   at.l = at.p.x;
   at.live = at.l < at.e.x;
+  zk_group_threads = at.e.x;
   return at;
 }
 
@@ -125,7 +131,8 @@ __forceinline__ zk_position zk_linear(zk_uint3 n, zk_uint3 t) {
   at.e = {zk_smaller(t.x, n.x - at.b.x * t.x), zk_smaller(t.y, n.y - at.b.y * t.y),
           zk_smaller(t.z, n.z - at.b.z * t.z)};
   at.l = threadIdx.x;
-  at.live = at.b.z < at.g.z && at.l < at.e.x * at.e.y * at.e.z;
+  zk_group_threads = at.e.x * at.e.y * at.e.z;
+  at.live = at.b.z < at.g.z && at.l < zk_group_threads;
   at.p = {at.l % at.e.x, at.l / at.e.x % at.e.y, at.l / at.e.x / at.e.y};
   return at;
 }

@@ -9,15 +9,17 @@ namespace metal {
 template <int Control, int Exits>
 struct zk_flow {};
 
-METAL_FUNC unsigned zk_lanes_of_simdgroup() {
+// Lanes of this simdgroup that exist: the last simdgroup of a group may be short.
+METAL_FUNC unsigned zk_existing_lanes() {
+  if constexpr (ZK_FULL_SIMD) return 0xffffffffu;
   unsigned index = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
-  unsigned left = blockDim.x * blockDim.y * blockDim.z - index / 32 * 32;
+  unsigned left = zk_group_threads - index / 32 * 32;
   return left < 32 ? (1u << left) - 1 : 0xffffffffu;
 }
 
-// The lanes that take part in an operation, and all that the simdgroup has.
+// The lanes that take part in an operation.
 struct zk_lanes {
-  unsigned mask, present;
+  unsigned mask;
   bool full;
 
   template <int Control, int Exits>
@@ -25,12 +27,11 @@ struct zk_lanes {
     if constexpr (Control > ZK_SIMD_ROWS) {
       // Where the lanes part, those that came together.
       mask = zk_intrinsic_active();
-      present = zk_lanes_of_simdgroup();
     } else if constexpr (Exits > ZK_SIMD_ROWS || !ZK_FULL_SIMD) {
-      // All that have not left the kernel; lanes that left count as if they had come.
-      mask = present = zk_intrinsic_ballot(0xffffffffu, true);
+      // All that have not left the kernel.
+      mask = zk_intrinsic_ballot(0xffffffffu, true);
     } else {
-      mask = present = 0xffffffffu;
+      mask = 0xffffffffu;
     }
     full = mask == 0xffffffffu;
   }
@@ -287,13 +288,17 @@ ZK_SHUFFLE(shuffle_rotate_down, (place + n) % width)
 using zk_simd_vote_bits = ulong;
 using zk_quad_vote_bits = uint;
 
-// The rest, for lanes `own` of the simdgroup: those of this lane's group of `width`.
+// Of the lanes of a simdgroup, those of this lane's group of `width`.
+template <int width>
+METAL_FUNC unsigned zk_own(unsigned lanes) {
+  return lanes >> (zk_lane() & (32 - width)) & (0xffffffffu >> (32 - width));
+}
+
 #define ZK_VOTES(kind, width)                                                                     \
   template <class T>                                                                              \
   METAL_FUNC zk_operand_of<T> kind##_broadcast_first(zk_lanes lanes, T x) {                       \
-    unsigned begin = zk_lane() & (32 - width);                                                    \
-    unsigned own = lanes.mask >> begin & (0xffffffffu >> (32 - width));                           \
-    return zk_from(lanes, zk_operand_of<T>(x), begin + __ffs(int(own)) - 1);                  \
+    unsigned first = __ffs(int(zk_own<width>(lanes.mask))) - 1;                                   \
+    return zk_from(lanes, zk_operand_of<T>(x), (zk_lane() & (32 - width)) + first);               \
   }                                                                                               \
   template <class T>                                                                              \
   METAL_FUNC zk_operand_of<T> kind##_shuffle_and_fill_up(zk_lanes lanes, T x, zk_same<T> filling, \
@@ -311,26 +316,25 @@ using zk_quad_vote_bits = uint;
   class kind##_vote {                                                                             \
    public:                                                                                        \
     using vote_t = zk_##kind##_vote_bits;                                                         \
-    explicit constexpr METAL_FUNC kind##_vote(vote_t votes = 0,                                   \
-                                              unsigned present = 0xffffffffu >> (32 - width))     \
-        : votes_(votes), present_(present) {}                                                     \
+    explicit constexpr METAL_FUNC kind##_vote(vote_t votes = 0) : votes_(votes) {}                \
     explicit constexpr METAL_FUNC operator vote_t() const { return votes_; }                      \
-    constexpr METAL_FUNC bool all() const { return unsigned(votes_) == present_; }                \
-    constexpr METAL_FUNC bool any() const { return votes_ != 0; }                                 \
+    METAL_FUNC bool all() const { return (~votes_ & existing()) == 0; }                           \
+    METAL_FUNC bool any() const { return (votes_ & existing()) != 0; }                            \
                                                                                                   \
    private:                                                                                       \
+    METAL_FUNC unsigned existing() const { return zk_own<width>(zk_existing_lanes()); }           \
+                                                                                                  \
     vote_t votes_;                                                                                \
-    unsigned present_;                                                                            \
   };                                                                                              \
   METAL_FUNC kind##_vote kind##_ballot(zk_lanes lanes, bool x) {                                  \
-    unsigned begin = zk_lane() & (32 - width), own = 0xffffffffu >> (32 - width);                 \
-    unsigned votes = zk_intrinsic_ballot(lanes.mask, x);                                          \
-    return kind##_vote(votes >> begin & own, lanes.present >> begin & own);                       \
+    return kind##_vote(zk_own<width>(zk_intrinsic_ballot(lanes.mask, x)));                        \
   }                                                                                               \
   METAL_FUNC kind##_vote kind##_active_threads_mask(zk_lanes lanes) {                             \
     return kind##_ballot(lanes, true);                                                            \
   }                                                                                               \
-  METAL_FUNC bool kind##_any(zk_lanes lanes, bool x) { return kind##_ballot(lanes, x).any(); }    \
+  METAL_FUNC bool kind##_any(zk_lanes lanes, bool x) {                                            \
+    return zk_own<width>(zk_intrinsic_ballot(lanes.mask, x)) != 0;                                \
+  }                                                                                               \
   METAL_FUNC bool kind##_all(zk_lanes lanes, bool x) { return !kind##_any(lanes, !x); }           \
   METAL_FUNC bool kind##_is_first(zk_lanes lanes) {                                               \
     unsigned before = (1u << zk_lane()) - (1u << (zk_lane() & (32 - width)));                     \
