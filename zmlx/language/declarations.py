@@ -161,8 +161,12 @@ CONSTANTS = {
         "r = two<float> * x[i];", 2 * X, "template <typename T> constant T two = T(2);"
     ),
     "constants made of others": Row(
-        "r = x[i] * all::quarter + table[1] + whole + all::after + half_axis.y + axis[2];",
-        X * 3.140625 / 2 + 6.28125 + 3 + 7.28125 + 3 + 5,
+        """
+        constant float own = pi; constant float twice[2] = {own, own * 2};
+        r = x[i] * all::quarter + table[1] + whole + all::after + half_axis.y + axis[2];
+        r += twice[1] + last.b + first;
+        """,
+        X * 3.140625 / 2 + 6.28125 + 3 + 7.28125 + 3 + 5 + 6.28125 + 3 + 2,
         """
         constant float pi = 3.140625f;
         constant float tau = 2.0f * pi, table[2] = {pi, pi * 2};
@@ -171,6 +175,10 @@ CONSTANTS = {
         constant float4 axis(pi, 6, 5, 0);
         constant float4 half_axis(axis.xy * 0.5f, axis[3], 1);
         namespace all { constant float quarter = pi * narrow; constant float after = tau + 1; }
+        namespace all { struct Ends { float a, b; }; }
+        constant all::Ends ends = {2, 3}, last = {0, ends.b};
+        constant struct { float a; } unnamed = {ends.a};
+        constant float first = unnamed.a;
         """,
         on_cuda=False,
     ),

@@ -168,6 +168,24 @@ STATEMENTS = {
         "struct Sized { static constexpr constant short size = 3; };\n"
         "inline float outermost(float a) { return ::metal::abs(a); }",
     ),
+    "names of the outermost scope": Row(
+        """
+        ::Pair a = {x[i], ::count};
+        thread ::Pair& b = a;
+        r = user::half_of(b.first) + alias::half_of(2) + ::twice<::count>(b.second);
+        r += user::exp(0.0f);
+        """,
+        X / 2 + 1 + 18 + 1,
+        """
+        constant int count = 3;
+        struct Pair { float first; mutable ::metal::uint second; };
+        template <int n> inline float twice(float a) { return 2 * n * a; }
+        namespace other { inline float half_of(float a) { return a / 2; } }
+        namespace alias = ::other;
+        namespace user { using ::other::half_of; using ::metal::exp; }
+        """,
+        on_cuda=False,
+    ),
     "returning early": Row(
         "out[i] = x[i]; if (i % 2) return; out[i] = i;", np.where(INDEX % 2, X, INDEX), stores=True
     ),

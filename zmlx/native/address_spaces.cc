@@ -46,6 +46,8 @@ bool qualifies_object(const Unit& unit, size_t i) {
                      [&](auto& function) { return function.close == i - 1; });
 }
 
+}  // namespace
+
 // Whether the qualifier at i describes a variable that its statement declares, not something that
 // is pointed to, cast to, or passed.
 bool declares_variable(const Unit& unit, size_t i) {
@@ -63,6 +65,8 @@ bool declares_variable(const Unit& unit, size_t i) {
   return !pointer && end < tokens.size() && !tokens[end].is_any({")", ":"}) &&
          !(tokens[end - 1].is(")") && tokens[end].is("{"));
 }
+
+namespace {
 
 // Whether the declaration that the qualifier at i belongs to has both pointers and variables, as in
 // `threadgroup float a[8], *p = a;`: the qualifier says where a lies, and of p what it points to.

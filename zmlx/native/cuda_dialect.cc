@@ -39,64 +39,36 @@ void qualify_globals(Unit& unit) {
     size_t opens = unit.outline.partner[i];
     if (tokens[i].is(">")) return opens != Outline::none && !tokens[opens - 1].is("template");
     if (tokens[i].is(")")) return opens > 0 && tokens[opens - 1].is("decltype");
-    return tokens[i].kind == Token::word &&
-           !tokens[i].is_any({"return", "else", "do", "case", "const", "constexpr", "typename",
-                              "inline", "static", "volatile", "device", "constant", "thread",
-                              "threadgroup", "METAL_FUNC"});
+    return tokens[i].kind == Token::word && !names_number(tokens[i]) &&
+           !tokens[i].is_any({"alignof", "auto", "case", "class", "const", "constant", "constexpr",
+                              "device", "do", "else", "enum", "explicit", "extern", "friend",
+                              "inline", "METAL_FUNC", "mutable", "namespace", "not", "operator",
+                              "private", "protected", "public", "return", "signed", "sizeof",
+                              "static", "struct", "thread", "threadgroup", "typedef", "typename",
+                              "union", "unsigned", "using", "void", "volatile"});
   };
   for (size_t i = 1; i < tokens.size(); ++i) {
     if (tokens[i].is("::") && !qualifies(i - 1)) tokens[i].before += "zk";
   }
 }
 
-// A constant of the program, in which others may read it.
-struct Constant {
-  size_t keyword, name, end;  // `constant`, the name, the `;`
-};
-
-std::vector<Constant> program_constants(const Unit& unit) {
-  auto& tokens = unit.tokens;
-  auto& functions = unit.outline.functions;
-  auto is_parameter = [&](size_t i) {
-    return std::any_of(functions.begin(), functions.end(),
-                       [&](auto& f) { return f.open < i && i < f.close; });
-  };
-  std::vector<Constant> found;
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    bool outermost = tokens[i].is("constant") && !is_parameter(i) &&
-                     !unit.outline.function_at(i) && !unit.outline.in_type(i);
-    if (!outermost) continue;
-    size_t name = i + 1;
-    while (tokens[name].kind == Token::word && !tokens[name + 1].is_any({"=", "[", "{", "("})) {
-      size_t list = unit.outline.angle_end(name + 1);
-      name = list == Outline::none ? name + 1 : list + 1;
-    }
-    bool refers = tokens[name + 1].is("(") && tokens[name + 2].is_any({"*", "&"});
-    if (tokens[name].kind != Token::word || refers) continue;
-    size_t end = name;
-    while (end + 1 < tokens.size() && !tokens[end].is(";")) {
-      end = tokens[end].is_any({"(", "[", "{"}) ? unit.outline.partner[end] + 1 : end + 1;
-    }
-    found.push_back({i, name, end});
-  }
-  return found;
-}
-
-// What a constant is computed from must be known to the compiler: `constant float a = 2, b = a;`
+// Constants must be values that the compiler knows, and so must what they are made of:
+// `constant float a = 2, b = a;`
 void know_constants(Unit& unit) {
   auto& tokens = unit.tokens;
-  auto constants = program_constants(unit);
-  std::set<std::string> read;
-  for (auto& constant : constants) {
-    for (size_t i = constant.name + 1; i < constant.end; ++i) read.insert(tokens[i].text);
-  }
-  for (auto& constant : constants) {
-    size_t begin = unit.outline.statement_begin(constant.keyword);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    bool variable = tokens[i].is("constant") && !unit.outline.in_type(i) &&
+                    declares_variable(unit, i);
+    if (!variable) continue;
     bool known = false;
-    for (size_t i = begin; i < constant.name; ++i) known |= tokens[i].is("constexpr");
-    if (!known && read.count(tokens[constant.name].text)) {
-      tokens[constant.keyword].before += "constexpr ";
+    size_t first = i;  // of `constant float* constant a`
+    size_t end = unit.outline.statement_end(i);
+    for (size_t k = unit.outline.statement_begin(i); k < end; ++k) {
+      known |= tokens[k].is_any({"constexpr", "extern"});
+      if (tokens[k].is("constant")) first = std::min(first, k);
+      if (unit.outline.angle_end(k) != Outline::none) k = unit.outline.angle_end(k);
     }
+    if (!known) tokens[first].before += "constexpr ";
   }
 }
 

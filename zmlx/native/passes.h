@@ -69,6 +69,7 @@ void balance_conditionals(Unit&);
 std::string parameter_types(const Unit&, const Function&);
 void merge_overloads(Unit&);  // those that differ in address space only
 void merge_specialisations(Unit&);  // likewise
+bool declares_variable(const Unit&, size_t space);
 void rewrite_address_spaces(Unit&);
 
 // member_alignment.cc
