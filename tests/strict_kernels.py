@@ -215,6 +215,11 @@ METAL_REFUSES = [
      "is a keyword of Metal"),
     ("kernel is a keyword", "struct S { int kernel[2], n; };", "y[0] = sizeof(S);",
      "is a keyword of Metal"),
+    ("vertex is no function", "float vertex(float a) { return a; }", "y[0] = vertex(1);",
+     "is a keyword of Metal"),
+    ("fragment is no struct", "struct fragment { float a; };", "y[0] = 1;",
+     "is a keyword of Metal"),
+    ("bfloat is a keyword", "", "float bfloat = x[0]; y[0] = bfloat;", "is a keyword of Metal"),
     ("attributes are known", "[[fastcall]] float f(float v) { return v; }", "y[0] = f(x[0]);",
      "unknown attribute 'fastcall'"),
     # ---- what C++ has and Metal has not (§1.5.4)

@@ -44,6 +44,52 @@ def test_a_pointer_beside_a_threadgroup_variable_is_refused(declaration: str, gr
     assert "declare the pointer by itself" in message
 
 
+KEYWORDS = ["kernel", "vertex", "device", "constant", "thread", "threadgroup", "half", "bfloat"]
+
+
+@pytest.mark.parametrize("word", KEYWORDS)
+@pytest.mark.parametrize(
+    "header",
+    ["float {}(float a);", "struct {} {{}};", "namespace {} {{}}", "enum {{ {}, last }};",
+     "using {} = float;", "typedef float {};", "template <typename {}> void f();",
+     "template <int {}> void f();", "void f(float {});", "void f() {{ device float* {} = 0; }}",
+     "struct S {{ float a, {}; }};", "struct S {{ float {}() {{ return 1; }} }};",
+     "constant float {}[2] = {{1, 2}};"],
+)  # fmt: skip
+def test_keywords_of_metal_are_no_names(header: str, word: str) -> None:
+    message = refusal("out[0] = 1;", header.format(word) + "\n")
+    said = f"line 1 of the header: `{word}` is a keyword of Metal: choose another name"
+    assert message.endswith(said)
+
+
+def test_keywords_of_metal_stand_where_they_may() -> None:
+    header = """
+        struct S {
+            float a;
+            float get() const thread;
+            float near() const threadgroup { return a; }
+            operator half() const { return half(a); }
+        };
+        inline float S::get() const thread { return a; }
+        template <typename T, typename U = half> half narrow(T a) { return half{half(a)}; }
+        constant half table[2] = {half(1), 2};
+        kernel void other(device float* a, constant half (&b)[2]) { a[0] = b[0]; }
+        template <typename T> [[kernel, max_total_threads_per_threadgroup(32)]] void more(
+            device T* a) {}
+        inline float last(const device float* const device* a, const thread half&, half) {
+            return a[0][0];
+        }
+    """
+    source = """
+        S s = {x[0]};
+        const half h = s, k(h);
+        const float device* p = x;
+        out[0] = s.get() + h * half(2) + narrow<float>(x[1]) + table[1] + (half)x[2] + k + *p;
+    """
+    x = mx.array([1.5, 2.0, 3.0])
+    assert run(source, {"x": x}, header=header)[0] == 1.5 * 5 + 2 + 2 + 3
+
+
 @pytest.mark.parametrize("group", [1, 4])
 def test_threadgroup_declarations_of_one_kind_stay(group: int) -> None:
     header = """

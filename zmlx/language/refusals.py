@@ -143,6 +143,21 @@ REFUSALS = {
         line=3,
         header=True,
     ),
+    "variables called like keywords": Refusal(
+        "float a = 1, device = 2;", "`device` is a keyword of Metal: choose another name"
+    ),
+    "functions called like keywords": Refusal(
+        "float kernel(float a) { return a; }",
+        "`kernel` is a keyword of Metal: choose another name",
+        line=1,
+        header=True,
+    ),
+    "types called like keywords": Refusal(
+        "struct half { float a; };",
+        "`half` is a keyword of Metal: choose another name",
+        line=1,
+        header=True,
+    ),
     "recursion": Refusal(
         "float f(float a) { return a > 1 ? f(a - 1) : a; }",
         "recursion (`f` calls itself) is not supported: Metal has no call stack; use a loop "

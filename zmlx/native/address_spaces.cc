@@ -8,12 +8,12 @@
 #include "passes.h"
 
 namespace zmlx {
-namespace {
-
 bool is_space(const Token& token) {
   return token.is("device") || token.is("constant") || token.is("thread") ||
          token.is("threadgroup");
 }
+
+namespace {
 
 // The `;`, `=`, `{` or `(` that ends the first declarator of a statement; `*pointer` if the
 // variable only points to what the qualifier describes.

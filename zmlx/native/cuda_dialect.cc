@@ -39,13 +39,8 @@ void qualify_globals(Unit& unit) {
     size_t opens = unit.outline.partner[i];
     if (tokens[i].is(">")) return opens != Outline::none && !tokens[opens - 1].is("template");
     if (tokens[i].is(")")) return opens > 0 && tokens[opens - 1].is("decltype");
-    return tokens[i].kind == Token::word && !names_number(tokens[i]) &&
-           !tokens[i].is_any({"alignof", "auto", "case", "class", "const", "constant", "constexpr",
-                              "device", "do", "else", "enum", "explicit", "extern", "friend",
-                              "inline", "METAL_FUNC", "mutable", "namespace", "not", "operator",
-                              "private", "protected", "public", "return", "signed", "sizeof",
-                              "static", "struct", "thread", "threadgroup", "typedef", "typename",
-                              "union", "unsigned", "using", "void", "volatile"});
+    return tokens[i].kind == Token::word && !names_number(tokens[i]) && !is_keyword(tokens[i]) &&
+           !tokens[i].is_any({"auto", "signed", "unsigned", "void"});
   };
   for (size_t i = 1; i < tokens.size(); ++i) {
     if (tokens[i].is("::") && !qualifies(i - 1)) tokens[i].before += "zk";

@@ -30,6 +30,13 @@ size_t statement_begin(const Tokens& tokens) {
   return i;
 }
 
+// Whether the word `kernel` at token i makes a kernel of a function, and is not used as a name.
+bool marks_kernel(const Tokens& tokens, size_t i, bool attribute) {
+  auto& next = tokens[i + 1];
+  return attribute || next.is("]") || next.kind == Token::word || next.is("::") ||
+         (next.is("[") && tokens[i + 2].is("["));
+}
+
 bool instantiates(const Tokens& tokens, size_t begin) {
   return begin + 1 < tokens.size() && tokens[begin].is("template") && !tokens[begin + 1].is("<");
 }
@@ -41,7 +48,8 @@ Tokens declare_header_kernels(Tokens tokens) {
   if (main == Outline::none) return tokens;
   Tokens kept;
   for (size_t i = 0; i < tokens.size(); ++i) {
-    if (i + 4 >= main || !tokens[i].is("kernel")) {
+    bool attribute = !kept.empty() && kept.back().is("[");
+    if (i + 4 >= main || !tokens[i].is("kernel") || !marks_kernel(tokens, i, attribute)) {
       kept.push_back(std::move(tokens[i]));
       continue;
     }
@@ -52,7 +60,6 @@ Tokens declare_header_kernels(Tokens tokens) {
       kept.resize(begin);
       i = end;
     } else {
-      bool attribute = i > 0 && tokens[i - 1].is("[");
       if (attribute) kept.push_back(tokens[i]);
       for (++i; i <= end; ++i) kept.push_back(tokens[i]);
       i = kept.back().is("{") ? matching(tokens, end, "{", "}") : end;

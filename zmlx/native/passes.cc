@@ -25,6 +25,7 @@ struct Unsupported {
 const char* const image = "images cannot be bound by mx.fast.metal_kernel; read from an array";
 const char* const ray = "ray tracing has no counterpart outside Metal";
 const char* const tensor = "Metal 4 tensors are not available; use simdgroup_matrix or plain loops";
+const char* const tile = "tile memory belongs to render passes; use threadgroup memory";
 const char* const stage = "only compute kernels run here";
 const char* const unwind = "Metal has no exceptions; write a sentinel value instead";
 const char* const heap = "Metal cannot allocate; declare an array of constant size";
@@ -52,7 +53,8 @@ const Unsupported unsupported[] = {
     {"fragment", 'k', stage},
     {"ray_data", 'k', ray},
     {"object_data", 'k', stage},
-    {"imageblock", 't', "tile memory belongs to render passes; use threadgroup memory"},
+    {"threadgroup_imageblock", 'k', tile},
+    {"imageblock", 't', tile},
     {"sampler", 't', image},
     {"texture_buffer", 't', image},
     {"intersector", 't', ray},
@@ -98,12 +100,56 @@ bool used_as(char use, const Tokens& tokens, size_t i) {
   return !(tokens[i].is("delete") && i > 0 && tokens[i - 1].is("="));
 }
 
+// Words that are keywords in Metal alone.
+bool is_of_metal(const Token& token) {
+  return is_space(token) ||
+         token.is_any({"kernel", "vertex", "fragment", "half", "bfloat", "threadgroup_imageblock",
+                       "ray_data", "object_data"});
+}
+
+// Whether the word at token i is what its declaration names, by what stands on both sides of it.
+bool is_declared(const Unit& unit, size_t i) {
+  auto& tokens = unit.tokens;
+  if (i == 0) return false;
+  auto &previous = tokens[i - 1], &next = tokens[i + 1];
+  size_t list = unit.outline.partner[i - 1];
+  if (previous.is_any({"struct", "class", "union", "enum", "namespace", "typename", "using"})) {
+    return true;
+  }
+  if (previous.is(",")) return next.is_any({"=", ";", "}"});
+  if (previous.is("{")) return next.is_any({"=", ",", "}"});  // an enumerator
+  if (previous.is_any({"*", "&"})) {
+    // `device float* thread` is a type.
+    return next.is_any({"=", "["}) || (!is_space(tokens[i]) && next.is_any({";", ",", ")"}));
+  }
+  bool typed = previous.kind == Token::word
+                   ? !is_keyword(previous)
+                   : previous.is(">") && list != Outline::none && !tokens[list - 1].is("template");
+  bool last = next.is(">") && unit.outline.partner[i + 1] != Outline::none &&
+              tokens[unit.outline.partner[i + 1] - 1].is("template");
+  bool called = next.is("(") && !tokens[i + 2].is_any({"*", "&"});  // not `float device (&a)[4]`
+  return typed && (last || called || next.is_any({"=", ";", ",", ")", "[", "{", ":"}));
+}
+
 }  // namespace
+
+bool is_keyword(const Token& token) {
+  return is_space(token) ||
+         token.is_any({"alignof", "case", "class", "const", "constexpr", "delete", "do", "else",
+                       "enum", "explicit", "extern", "friend", "goto", "inline", "METAL_FUNC",
+                       "mutable", "namespace", "new", "operator", "private", "protected", "public",
+                       "return", "sizeof", "static", "struct", "throw", "typedef", "typename",
+                       "union", "using", "volatile"});
+}
 
 void refuse_unsupported(const Unit& unit) {
   auto& tokens = unit.tokens;
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (tokens[i].kind != Token::word) continue;
+    if (is_of_metal(tokens[i]) && is_declared(unit, i)) {
+      unit.place.refuse(tokens[i].line, "`" + tokens[i].text +
+                                            "` is a keyword of Metal: choose another name");
+    }
     for (auto& entry : unsupported) {
       if (!tokens[i].is(entry.word) || !used_as(entry.use, tokens, i)) continue;
       unit.place.refuse(tokens[i].line,

@@ -44,6 +44,7 @@ struct Unit {
 using Library = std::function<const std::set<std::string>&()>;
 
 // passes.cc
+bool is_keyword(const Token&);  // other than a type
 void refuse_unsupported(const Unit&);
 void refuse_mutable_globals(const Unit&);
 void refuse_recursion(const Unit&, const Library&);
@@ -69,6 +70,7 @@ void balance_conditionals(Unit&);
 std::string parameter_types(const Unit&, const Function&);
 void merge_overloads(Unit&);  // those that differ in address space only
 void merge_specialisations(Unit&);  // likewise
+bool is_space(const Token&);
 bool declares_variable(const Unit&, size_t space);
 void rewrite_address_spaces(Unit&);
 

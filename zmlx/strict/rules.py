@@ -44,7 +44,7 @@ _WORDS = {
 }
 
 _STAGES = ("kernel", "vertex", "fragment")
-_BEHIND_NAMES = (",", ")", "=", ";", "[")
+_BEHIND_NAMES = (",", ")", "=", ";", "[", "(", "{")
 
 _HEADER = re.compile(r"[ \t]*(.*?)[ \t]*(?=$|//|/\*)", re.MULTILINE)
 _LONG_DOUBLE = re.compile(r"(?!0[xX]).*[.eE].*[lL]")
@@ -77,7 +77,7 @@ def metal(outline: Outline, version: int) -> Iterator[Finding]:
             yield line, "variables in a function cannot be static (§5.3)"
         elif text == "[" and version < 320 and _is_lambda(outline, i):
             yield line, f"Metal {version / 100:.1f} has no lambda expressions; 3.2 has (§1.5.4)"
-        elif text in _STAGES and outline[i - 1] != "[" and outline[i + 1] in _BEHIND_NAMES:
+        elif _is_named(outline, i):
             yield line, f"'{text}' is a keyword of Metal (§5.1)"
         elif text == "auto" and version < 400 and _is_parameter(outline, i):
             yield line, f"Metal {version / 100:.1f} has no template <auto>"
@@ -102,6 +102,17 @@ def _includes(outline: Outline) -> Iterator[tuple[int, str]]:
 def _in_function(outline: Outline, i: int) -> bool:
     scope = outline.scope_at(i)
     return scope.function is not None and scope.kind != "type"
+
+
+def _is_named(outline: Outline, i: int) -> bool:
+    """Whether token i is a keyword that clang does not know, used as a name."""
+    before, behind = outline[i - 1], outline[i + 1]
+    if outline[i] == "bfloat":
+        return before in (*_KNOWN_TYPES, "struct", "namespace") and behind in _BEHIND_NAMES
+    if outline[i] not in _STAGES or before == "[" or behind == "]":
+        return False
+    typed = behind == "::" or behind.isidentifier()  # a stage stands before a type
+    return not typed and not behind == outline[i + 2] == "["
 
 
 def _is_qualifier(outline: Outline, i: int) -> bool:
