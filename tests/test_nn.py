@@ -524,46 +524,6 @@ def test_tune_measures_nothing_where_no_table_is_kept(monkeypatch, capsys):
     assert "[tune] the table must be kept for other processes but the cache is not" in error
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda n, x: n.elu(x, mx.array(0.5)),
-        lambda n, x: n.elu(x, float("inf")),
-        lambda n, x: n.celu(x, alpha=mx.array(0.5)),
-        lambda n, x: n.celu(x, mx.full((24,), 0.5)),
-        lambda n, x: mx.compile(n.celu)(x, mx.array(0.5)),
-        lambda n, x: n.CELU(0.0)(x),
-        lambda n, x: n.leaky_relu(x, mx.full((24,), 0.1)),
-        lambda n, x: n.hard_tanh(x, mx.array(-1.0), mx.array(1.0)),
-        lambda n, x: n.softmax(x, axis=(1, 2)),
-        lambda n, x: n.softmax(x, None),
-    ],
-)
-def test_numbers_and_axes_that_kernels_do_not_take_are_left_to_mlx(call):
-    x = mx.random.normal((2, 6, 24))
-    with zmlx.prefer("zmlx"):
-        assert mx.array_equal(call(nn, x), call(mnn, x), equal_nan=True)
-
-
-@pytest.mark.parametrize(
-    ("name", "numbers"), [("silu", (3.0,)), ("elu", (0.5, 0.2)), ("gelu", (1,))]
-)
-def test_a_number_too_many_is_an_error_as_in_mlx(name, numbers):
-    with pytest.raises(TypeError, match="positional argument"):
-        getattr(nn, name)(mx.ones((2, 6)), *numbers)
-
-
-@pytest.mark.parametrize("dtype", [mx.int32, mx.float64])
-@pytest.mark.parametrize("layer", ["RMSNorm", "LayerNorm", "GroupNorm"])
-def test_a_parameter_of_another_dtype_is_left_to_mlx(layer, dtype):
-    sizes = (2, 16) if layer == "GroupNorm" else (16,)
-    x = mx.random.normal((3, 16), key=mx.random.key(0))
-    ours, theirs = getattr(nn, layer)(*sizes), getattr(mnn, layer)(*sizes)
-    for m in (ours, theirs):
-        m.weight = mx.ones((16,), dtype)
-    assert mx.array_equal(ours(x), theirs(x))
-
-
 def test_a_patched_model_is_not_converted():
     model = mnn.Sequential(mnn.Linear(16, 16), mnn.RMSNorm(16))
     zmlx.patch(model)
@@ -589,10 +549,3 @@ def test_hard_tanh_is_timed_and_chosen_like_other_activations():
     fast = Measurement("hardtanh", "cpu", "float32", 1, 64, zmlx=1.0, mlx=2.0)
     assert decide("hardtanh", "cpu", 1, 64, "float32", [slow]).runs == "mlx"
     assert decide("hardtanh", "cpu", 1, 64, "float32", [fast]).runs == "zmlx"
-
-
-def test_more_dims_than_the_kernel_turns_are_left_to_mlx():
-    x = mx.random.normal((1, 1, 2, 1 << 18))
-    given = {"traditional": False, "base": 1e4, "scale": 1.0, "offset": 1}
-    expected = mx.fast.rope(x, 1 << 18, **given)
-    assert mx.array_equal(nn.functional.rope(x, 1 << 18, **given), expected).item()

@@ -190,10 +190,15 @@ def number_for(
     return number
 
 
+def is_finite(number: float) -> bool:
+    """Whether a number is finite as a float32."""
+    return -_TOO_LARGE < number < _TOO_LARGE
+
+
 def check_finite(op: str, name: str, value: Any) -> float:
     """`value` as a float that is finite as a float32, or an error."""
     number = _number(op, name, value)
-    if not -_TOO_LARGE < number < _TOO_LARGE:
+    if not is_finite(number):
         raise ValueError(f"[{op}] '{name}' must be finite but got {value}.")
     return number
 

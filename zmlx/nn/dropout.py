@@ -11,6 +11,7 @@ from mlx.nn.layers import dropout as _mlx
 
 from .. import kernels
 from ..choice import use_kernel
+from . import functional as F
 from .choosing import Choosing
 
 
@@ -26,7 +27,8 @@ def random_seed() -> mx.array:
 
 def dropped(layer: mnn.Dropout, mlx: Callable[[mx.array], mx.array], x: mx.array) -> mx.array:
     """The call of a layer whose call in MLX is `mlx`."""
-    if layer._p_1 == 1 or not layer.training or not use_kernel("dropout", x):
+    drops = layer.training and F.are_numbers(layer._p_1) and layer._p_1 != 1
+    if not drops or not use_kernel("dropout", x):
         return mlx(x)
     return kernels.dropout(x, 1 - layer._p_1, seed=random_seed())
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as mnn
 
 from .. import kernels
+from ..arguments import float32, is_finite
 from ..choice import use_kernel
 from ..kernels.attention_launch import fits
 from ..kernels.rope_arguments import MOST_DIMS
@@ -50,19 +50,35 @@ IMPLEMENTATIONS: dict[str, Implementations] = {
     "softmax": Implementations(kernels.softmax, mx.softmax),
 }
 
+# ---- numbers ------------------------------------------------------------------------------------
+
+
+def are_numbers(*values: Any) -> bool:
+    """Whether values are numbers of Python that are finite as float32, as kernels take them: MLX
+    takes others and arrays, too."""
+    return all(
+        isinstance(v, (int, float)) and not isinstance(v, bool) and is_finite(v) for v in values
+    )
+
+
+def is_eps(value: Any) -> bool:
+    """Whether kernels add it to a mean square or a variance."""
+    return are_numbers(value) and value >= 0
+
+
 # ---- norms --------------------------------------------------------------------------------------
 
 
 def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
     """`mx.fast.rms_norm`."""
-    if use_kernel("rms_norm", x, weight):
+    if is_eps(eps) and use_kernel("rms_norm", x, weight):
         return kernels.rms_norm(x, weight, eps)
     return mx.fast.rms_norm(x, weight, eps)
 
 
 def layer_norm(x: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float) -> mx.array:
     """`mx.fast.layer_norm`."""
-    if use_kernel("layer_norm", x, weight, bias):
+    if is_eps(eps) and use_kernel("layer_norm", x, weight, bias):
         return kernels.layer_norm(x, weight, bias, eps)
     return mx.fast.layer_norm(x, weight, bias, eps)
 
@@ -71,7 +87,7 @@ def add_rms_norm(
     x: mx.array, residual: mx.array, weight: mx.array | None, eps: float
 ) -> tuple[mx.array, mx.array]:
     """(rms_norm(x + residual), x + residual)."""
-    if use_kernel("add_rms_norm", x, weight) and x.shape == residual.shape:
+    if is_eps(eps) and use_kernel("add_rms_norm", x, weight) and x.shape == residual.shape:
         return kernels.add_rms_norm(x, residual, weight, eps)
     total = x + residual
     return mx.fast.rms_norm(total, weight, eps), total
@@ -81,7 +97,7 @@ def add_layer_norm(
     x: mx.array, residual: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float
 ) -> tuple[mx.array, mx.array]:
     """(layer_norm(x + residual), x + residual)."""
-    if use_kernel("add_layer_norm", x, weight, bias) and x.shape == residual.shape:
+    if is_eps(eps) and use_kernel("add_layer_norm", x, weight, bias) and x.shape == residual.shape:
         return kernels.add_layer_norm(x, residual, weight, bias, eps)
     total = x + residual
     return mx.fast.layer_norm(total, weight, bias, eps), total
@@ -100,9 +116,10 @@ def rope(
     offset: int | mx.array,
     freqs: mx.array | None = None,
 ) -> mx.array:
-    """`mx.fast.rope`, which also turns more dims than our kernel."""
-    few = isinstance(dims, int) and dims <= MOST_DIMS
-    use = kernels.rope if few and use_kernel("rope", x) and x.ndim >= 3 else mx.fast.rope
+    """`mx.fast.rope`, which also turns more dims than our kernel, and by any base and scale."""
+    paced = freqs is not None if base is None else are_numbers(base) and float32(base) > 0
+    takes = paced and are_numbers(scale) and isinstance(dims, int) and dims <= MOST_DIMS
+    use = kernels.rope if takes and use_kernel("rope", x) and x.ndim >= 3 else mx.fast.rope
     return use(x, dims, traditional=traditional, base=base, scale=scale, offset=offset, freqs=freqs)
 
 
@@ -117,8 +134,9 @@ def _activation(op: str, mlx: Function) -> Function:
 
     def function(x: mx.array, *numbers: float, **named: float) -> mx.array:
         given = (*numbers, *named.values())
-        takes = len(numbers) <= len(names) and _are_numbers(*given)
-        if takes and not (op == "celu" and 0 in given) and use_kernel(op, x):
+        takes = len(numbers) <= len(names) and are_numbers(*given)
+        takes = takes and not (op == "celu" and 0 in map(float32, given))
+        if takes and use_kernel(op, x):
             return kernel(x, **dict(zip(names, numbers, strict=False)), **named)  # type: ignore[no-any-return]
         return mlx(x, *numbers, **named)
 
@@ -126,13 +144,6 @@ def _activation(op: str, mlx: Function) -> Function:
     function.__doc__ = mlx.__doc__
     function.__wrapped__ = mlx  # type: ignore[attr-defined]
     return function
-
-
-def _are_numbers(*values: Any) -> bool:
-    """Whether values are finite numbers of Python: MLX takes others and arrays, too."""
-    return all(
-        isinstance(v, (int, float)) and not isinstance(v, bool) and isfinite(v) for v in values
-    )
 
 
 def _options(op: str) -> Any:
@@ -170,7 +181,8 @@ activations: dict[str, Function] = {
 
 def glu(x: mx.array, axis: int = -1) -> mx.array:
     """`mlx.nn.glu`."""
-    if use_kernel("glu", x) and x.ndim and axis in (-1, x.ndim - 1) and x.shape[-1] % 2 == 0:
+    takes = type(axis) is int and use_kernel("glu", x) and x.ndim
+    if takes and axis in (-1, x.ndim - 1) and x.shape[-1] % 2 == 0:
         return kernels.glu_packed(x)
     return mnn.glu(x, axis)
 
@@ -192,7 +204,8 @@ def _gated(op: str, mlx: Function) -> Function:
     IMPLEMENTATIONS[op] = Implementations(kernel, compiled, "xx")
 
     def function(gate: mx.array, up: mx.array, **numbers: float) -> mx.array:
-        if use_kernel(op, gate) and isinstance(up, mx.array) and gate.shape == up.shape:
+        takes = are_numbers(*numbers.values()) and use_kernel(op, gate)
+        if takes and isinstance(up, mx.array) and gate.shape == up.shape:
             return kernel(gate, up, **numbers)  # type: ignore[no-any-return]
         return compiled(gate, up, **numbers)
 

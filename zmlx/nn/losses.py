@@ -10,6 +10,7 @@ import mlx.nn as mnn
 from .. import kernels
 from ..choice import use_kernel
 from ..stand_in import public_names
+from . import functional as F
 
 Reduction = Literal["none", "mean", "sum"]
 
@@ -44,7 +45,8 @@ def cross_entropy(
     """
     classes = axis % logits.ndim if -logits.ndim <= axis < logits.ndim else -1
     plain = (
-        0 <= label_smoothing < 1
+        F.are_numbers(label_smoothing)
+        and 0 <= label_smoothing < 1
         and (*logits.shape[:classes], *logits.shape[classes + 1 :]) == targets.shape
         and targets.dtype in _INDICES
     )

@@ -89,7 +89,7 @@ class GroupNorm(Choosing, mnn.GroupNorm):
 
     def __call__(self, x: mx.array) -> Any:
         weight, bias = self.get("weight"), self.get("bias")
-        if use_kernel("group_norm", x, weight, bias) and x.ndim >= 2:
+        if F.is_eps(self.eps) and use_kernel("group_norm", x, weight, bias) and x.ndim >= 2:
             return kernels.group_norm(
                 x,
                 self.num_groups,
