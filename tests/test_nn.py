@@ -12,11 +12,10 @@ import mlx.nn as mnn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_map
-from mlx_lm.models.cache import KVCache
 
 import zmlx
 import zmlx.nn as nn
-from zmlx import choice, launch
+from zmlx import choice
 from zmlx.__main__ import main
 from zmlx.choice import Measurement, decide
 
@@ -246,38 +245,6 @@ def test_a_compiled_dropout_draws_anew():
     layer, x = nn.Dropout(0.5), mx.ones((64, 64))
     step = mx.compile(lambda x: layer(x), inputs=[mx.random.state], outputs=[mx.random.state])
     assert not mx.array_equal(step(x), step(x))
-
-
-@pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
-def test_attention_with_a_cache_is_attention_without(n_kv_heads):
-    mx.random.seed(0)
-    layer, x = nn.Attention(32, 4, n_kv_heads), mx.random.normal((2, 9, 32))
-    whole, cache = layer(x, "causal"), KVCache()
-    parts = [layer(x[:, :5], "causal", cache)]
-    parts += [layer(x[:, i : i + 1], None, cache) for i in range(5, 9)]
-    assert mx.allclose(mx.concatenate(parts, axis=1), whole, rtol=1e-4, atol=1e-5).item()
-
-
-def test_multi_head_attention_takes_a_mask():
-    ours, theirs = both("MultiHeadAttention", (32, 4), {"bias": True})
-    x = mx.random.normal((2, 7, 32))
-    mask = mnn.MultiHeadAttention.create_additive_causal_mask(7)
-    assert mx.allclose(ours(x, x, x, mask), theirs(x, x, x, mask), rtol=1e-4, atol=1e-5).item()
-
-
-@pytest.mark.parametrize(("kind", "width"), [("cpu", 1032), ("gpu", 520)])
-@pytest.mark.parametrize("length", [1, 20])
-def test_attention_takes_heads_that_no_tile_has_room_for(kind, width, length):
-    ours, theirs = both("MultiHeadAttention", (width, 1), {})
-    x = mx.random.normal((1, length, width))
-
-    def loss(layer, x):
-        with launch.geometry(kind), zmlx.prefer("zmlx"):
-            return mx.sin(layer(x, x, x)).sum()
-
-    got, want = (mx.value_and_grad(loss, 1)(layer, x) for layer in (ours, theirs))
-    for a, b in zip(got, want, strict=True):
-        assert mx.allclose(a, b, rtol=1e-4, atol=1e-4).item()
 
 
 @pytest.mark.parametrize("gate", ["swiglu", "geglu", "geglu_tanh", "reglu", "glu"])

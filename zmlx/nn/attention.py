@@ -127,4 +127,4 @@ class Attention(mnn.Module):
         if cache is not None:
             keys, values = cache.update_and_fetch(keys, values)
         output = F.attention(queries, keys, values, scale=self.scale, mask=mask)
-        return self.o_proj(output.transpose(0, 2, 1, 3).reshape(batch, length, -1))
+        return self.o_proj(output.transpose(0, 2, 1, 3).flatten(-2, -1))

@@ -294,8 +294,10 @@ def attention(
     mask: Any = None,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """`mx.fast.scaled_dot_product_attention`, which also takes heads too wide for our tiles."""
-    if use_kernel(ATTENTION, queries, keys, values) and fits(queries, values):
+    """`mx.fast.scaled_dot_product_attention`, which also takes heads too wide for our tiles, and
+    returns 0 where there are no keys."""
+    takes = use_kernel(ATTENTION, queries, keys, values) and fits(queries, values)
+    if takes and are_numbers(scale) and keys.shape[-2]:
         kernel = getattr(kernels, ATTENTION)
         causal = isinstance(mask, str)
         if causal and mask != "causal":
