@@ -102,3 +102,37 @@ def test_multi_head_attention_takes_no_queries_and_no_keys(shape, masked, dtype)
     for a, b in zip(mine, outcome(theirs), strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         assert mx.array_equal(a, b).item()
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(), (1,), (3,)], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "offset"),
+    [
+        (mx.int8, 126),
+        (mx.int8, -128),
+        (mx.uint8, 254),
+        (mx.int16, 32766),
+        (mx.uint16, 65534),
+        (mx.uint32, 70000),
+        (mx.int64, 70000),
+        (mx.uint64, 70000),
+    ],
+    ids=str,
+)
+def test_offsets_of_any_integer_dtype_are_those_of_mlx(kind, offset, shape, dtype):
+    """At the end of their range, so that sums of steps in their dtype would wrap."""
+    x = mx.random.normal((3, 2, 5, 8), key=mx.random.key(6)).astype(dtype)
+    start = mx.full(shape, offset, kind)
+
+    def outcome(module):
+        layer = module.RoPE(8)
+        return layer(x, start), mx.grad(lambda x: (layer(x, start) * x).sum())(x)
+
+    with zmlx.prefer("zmlx"):
+        ours, theirs = outcome(nn), outcome(mnn)
+    # An angle of 2^16 has an eps of 2^-7, of which frequencies computed in two ways are off by one.
+    bound = 2**-5 * mx.abs(x).max().item()
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.dtype == b.dtype
+        assert mx.abs(a - b).max().item() <= bound

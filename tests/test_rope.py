@@ -179,7 +179,19 @@ def test_a_new_length_position_or_base_compiles_nothing():
 
 
 @pytest.mark.parametrize("geometry", ["cpu", "gpu"])
-@pytest.mark.parametrize("dtype, top", [(mx.int32, 2**31), (mx.uint32, 2**32)], ids=str)
+@pytest.mark.parametrize(
+    "dtype, top",
+    [
+        (mx.int8, 2**7),
+        (mx.uint8, 2**8),
+        (mx.int16, 2**15),
+        (mx.uint16, 2**16),
+        (mx.int32, 2**31),
+        (mx.uint32, 2**32),
+        (mx.uint64, 2**40),
+    ],
+    ids=str,
+)
 def test_positions_beyond_the_dtype_of_the_offset_do_not_wrap(geometry, dtype, top):
     """Steps on both sides of the largest offset, by an array, an int and one by one."""
     x = mx.array(np.random.default_rng(0).standard_normal((2, 1, 4, 8)).astype(np.float32))
@@ -210,7 +222,7 @@ def test_positions_beyond_the_dtype_of_the_offset_do_not_wrap(geometry, dtype, t
         ({"freqs": mx.ones((3,))}, "'freqs' must have shape (4,) but got (3,)."),
         ({"freqs": mx.ones((4,)), "base": 1.0}, "'base' must be None where freqs"),
         ({"offset": mx.array([1, 2, 3])}, "'offset' must have shape () or (2,) but got (3,)."),
-        ({"offset": mx.array(1.0)}, "'offset' must have dtype int32, uint32 or int64"),
+        ({"offset": mx.array(1.0)}, "'offset' must have dtype int32, uint32, int64, uint64, int16"),
         ({"offset": 2.0}, "'offset' must be an int or an mx.array but got float."),
         ({"offset": 2**63 - 5}, "'offset' must be a position of 64 bits but got"),
         ({"offset": 1, "positions": mx.arange(5)}, "'offset' must be 0 where positions"),

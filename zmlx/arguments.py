@@ -21,6 +21,7 @@ import mlx.core as mx
 
 FLOATING = (mx.float32, mx.float16, mx.bfloat16)
 INDICES = (mx.int32, mx.uint32, mx.int64)
+INTEGERS = (*INDICES, mx.uint64, mx.int16, mx.uint16, mx.int8, mx.uint8)
 BOOLEAN = (mx.bool_,)
 
 #: From here on a number is infinite as a float32, which kernels take numbers as.

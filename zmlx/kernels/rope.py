@@ -91,7 +91,7 @@ def rope(
         base: of the frequencies. Default: 10000, unless freqs are given.
         scale: multiplies the positions.
         offset: the position of the first step: an int of 64 bits, or an array of (), or (B,) for
-            one per batch, in int32, uint32 or int64. A step's position is their sum, rounded to
+            one per batch, of any integer dtype. A step's position is their sum, rounded to
             float32: exact up to 2²⁴. Beyond about 2²⁷ angles lose digits: at 2⁴⁰ all but two, and
             an angle from 2⁴⁸ on does not turn.
         freqs: (dims / 2,), wavelengths over 2π, in place of base; see `rope_freqs`.

@@ -176,7 +176,7 @@ def rope_append(
         k_cache: (B, H, S, D), with S ≥ L positions, of any floating dtype.
         v_cache: (B, H, S, V).
         offset: where the first new step goes, and its position: an int, or an array of () or (B,)
-            in int32, uint32 or int64, from 0 to S - L. What is out of that range makes the caches
+            of any integer dtype, from 0 to S - L. What is out of that range makes the caches
             of its batch NaN; on the CPU the evaluation raises.
         q: (B, G, L, D) queries of the same steps, with any number G of heads, turned too.
         dims, traditional, base, scale, freqs: as for `rope`.

@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from ..arguments import (
     INDICES,
+    INTEGERS,
     check_array,
     check_choice,
     check_finite,
@@ -136,12 +137,14 @@ def turning(
             raise bad("positions", f"have shape ({steps},) or ({batches}, {steps})", shape)
         start = positions
     elif isinstance(offset, mx.array):
-        check_array(op, "offset", offset, INDICES)
+        check_array(op, "offset", offset, INTEGERS)
         shape = tuple(offset.shape)
         if shape not in ((), (1,), (batches,)):
             raise bad("offset", f"have shape () or ({batches},)", shape)
         placed = STARTS if shape == (batches,) and batches != 1 else START
         start = offset.reshape(1) if shape == () else offset
+        if start.dtype not in INDICES:
+            start = start.astype(mx.int64)
     else:
         offset = check_integer(op, "offset", offset, "an int or an mx.array")
         if not -(2**63) <= offset < 2**63 - steps:
