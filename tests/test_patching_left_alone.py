@@ -226,3 +226,76 @@ def test_what_has_attributes_in_slots_is_left_alone_with_a_reason(make):
     report = zmlx.patch(mnn.Sequential(make()))
     assert not report.replaced
     assert {s.why for s in report.skipped} == {"it has attributes in slots"}
+
+
+class Swallowing(MLPWithUnit):
+    """Takes any error for a sign that there is nothing to look into."""
+
+    def __call__(self, x):
+        try:
+            found = self.look()
+        except Exception:
+            found = False
+        return super().__call__(x) * (3 if found else 1)
+
+    def look(self):
+        return self.up.weight.shape is not None
+
+
+class SwallowingAll(Swallowing):
+    def __call__(self, x):
+        try:
+            found = self.look()
+        except:  # noqa: E722
+            found = False
+        return super(Swallowing, self).__call__(x) * (3 if found else 1)
+
+
+class ByKey(Swallowing):
+    def look(self):
+        return "weight" in self.up and self.up["weight"] is not None
+
+
+class ByBoundMethod(Swallowing):
+    def __init__(self):
+        super().__init__()
+        self.own = self.look_again
+
+    def look(self):
+        return self.own()
+
+    def look_again(self):
+        return True
+
+
+class SwallowingBlock(Residual):
+    """A block of which one without a mask is another."""
+
+    def __call__(self, x, mask=None):
+        try:
+            return super().__call__(x) * mask.shape[0]
+        except Exception:
+            return super().__call__(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "why"),
+    [
+        (Swallowing, {}, "its call reads up.weight"),
+        (SwallowingAll, {}, "its call reads up.weight"),
+        (ByKey, {}, "its call looks into up"),
+        (ByBoundMethod, {}, "its call uses an attribute that refers to a module"),
+        (
+            lambda: SwallowingBlock(lambda: mnn.RMSNorm(24)), {"mask": mx.ones((2,))},
+            "its call looks into mask",
+        ),
+    ],
+    ids=["a child's array", "whatever is raised", "a child's key", "a method", "a mask"],
+)  # fmt: skip
+def test_what_a_call_looks_into_is_noticed_where_it_takes_all_errors(make, given, why):
+    model = make()
+    x = mx.random.normal((2, 3, 24 if "mix" in model else 8), key=mx.random.key(1))
+    before = model(x, **given)
+    report = zmlx.patch(model)
+    assert why in [s.why for s in report.skipped if not s.path]
+    assert mx.allclose(model(x, **given), before, rtol=1e-5, atol=1e-5)

@@ -48,7 +48,7 @@ from .head import find_head, head_of, lm_loss, put_head, restore_head
 from .match import Matcher, random_state_kept
 from .plans import CodePlan, DropoutPlan, Plan, plan_of
 from .probe import inlined, probe
-from .reasons import NoGradientError, UnmatchedError, first_line
+from .reasons import NoGradientError, UnmatchedError, first_line, noticing
 from .replace import is_current, is_trained, put, restore, set_trained, take_out
 from .report import Replaced, Report, Skipped
 from .shadows import child_of, detached
@@ -192,7 +192,8 @@ def _probe(module: nn.Module, plan: Plan, mode: str) -> None:
     if isinstance(plan, (CodePlan, DropoutPlan)):
         return
     try:
-        probe(detached(module), plan)
+        with noticing():
+            probe(detached(module), plan)
     except NoGradientError:
         if mode == "training":
             raise

@@ -19,7 +19,7 @@ from .plans import ExpertsPlan, Plan
 from .reasons import Reasons, UnmatchedError
 from .shadows import entries, rebuilt, shadow
 from .templates import GATED
-from .wiring import arguments_needed, widths, wiring
+from .wiring import arguments_needed, own_call, widths, wiring
 
 #: Own arrays of a module with more elements are no factors that a call may have by number.
 _SMALL = 1 << 16
@@ -117,7 +117,7 @@ class Experts:
         x, owners = mx.zeros((5, 1, weight.shape[-1])), mx.zeros((5,), mx.uint32)
 
         def own(x: mx.array, i: mx.array, w: mx.array) -> Any:
-            return [type(layer).__call__(shadow(layer, {"weight": w}), x, i, sorted_indices=True)]
+            return [own_call(shadow(layer, {"weight": w}), x, i, sorted_indices=True)]
 
         def template(x: mx.array, i: mx.array, w: mx.array) -> Any:
             return [mx.gather_mm(x, w.swapaxes(-1, -2), rhs_indices=i, sorted_indices=True)]

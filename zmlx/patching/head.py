@@ -24,7 +24,7 @@ from ..nn import losses
 from .capture import Graphs
 from .held import is_as_noted, noted
 from .match import in_mode
-from .reasons import UnmatchedError
+from .reasons import UnmatchedError, noticing
 from .shadows import child_of, detached, original_class, shadow
 from .wiring import Call, Wiring, parameters_of_call, stands, wiring
 
@@ -178,7 +178,8 @@ def _hidden(model: nn.Module, head: Head, tokens: mx.array) -> mx.array | None:
     """What the head gets in a call of the model; None where the call has changed since."""
     taken: list[mx.array] = []
     try:
-        result = _record_head(model, head, taken, (tokens,), {})
+        with noticing():
+            result = _record_head(model, head, taken, (tokens,), {})
     except UnmatchedError:  # it looks into a child for tokens like these
         return None
     return taken[0] if len(taken) == 1 and _is_as_found(head, result) else None

@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from textwrap import shorten
+from typing import NoReturn
 
 
 class UnmatchedError(Exception):
     """Why a module is left alone."""
+
+
+class Noticed(BaseException):
+    """A module's call does what its trace does not show; no `except Exception` in the call takes it
+    for an error of its own."""
+
+
+_noticed: list[str] = []
+
+
+def notice(why: str) -> NoReturn:
+    """What a stand-in does in a call that goes by more than a trace shows."""
+    _noticed.append(why)
+    raise Noticed(why)
+
+
+@contextmanager
+def noticing() -> Iterator[None]:
+    """Raises `UnmatchedError` where something is noticed meanwhile, whatever the call makes of
+    it."""
+    before = len(_noticed)
+    try:
+        yield
+    finally:
+        found = _noticed[before:]
+        del _noticed[before:]
+        if found:
+            raise UnmatchedError(found[0]) from None
 
 
 class NoGradientError(UnmatchedError):

@@ -20,7 +20,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from .reasons import UnmatchedError
+from .reasons import UnmatchedError, notice
 
 
 def shadow(module: nn.Module, changed: Mapping[str, Any]) -> Any:
@@ -98,9 +98,9 @@ class Unread:
         object.__setattr__(self, "_why", why)
 
     def _read(self, *_: Any, **__: Any) -> Any:
-        raise UnmatchedError(object.__getattribute__(self, "_why"))
+        notice(object.__getattribute__(self, "_why"))
 
-    __setattr__ = __getitem__ = __setitem__ = __call__ = _read
+    __setattr__ = __getitem__ = __setitem__ = __contains__ = __iter__ = __call__ = _read
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

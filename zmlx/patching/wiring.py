@@ -23,7 +23,7 @@ import numpy as np
 
 from . import code
 from .capture import Graphs
-from .reasons import CaptureError, UnmatchedError
+from .reasons import CaptureError, UnmatchedError, notice, noticing
 from .shadows import detached, entries, is_opaque, rebuilt, shadow
 
 
@@ -51,7 +51,7 @@ class Argument:
         return True  # what goes by it differs where None is given
 
     def _looked_into(self, *_: Any) -> Any:
-        raise UnmatchedError(f"its call looks into {Argument.given(self).name}")
+        notice(f"its call looks into {Argument.given(self).name}")
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = _looked_into
     __getattr__ = __getitem__ = __contains__ = __iter__ = __len__ = __call__ = _looked_into
@@ -108,9 +108,10 @@ def parameters_of_call(module: nn.Module) -> list[inspect.Parameter]:
 
 def own_call(module: Any, *arguments: Any, **keywords: Any) -> Any:
     """The module's call, on a shadow; raises where it sets an attribute, which a replacement would
-    not do."""
+    not do, and where something else is noticed."""
     before = {path: {**vars(m), **m} for path, m in _inlined(module)}
-    result = type(module).__call__(module, *arguments, **keywords)
+    with noticing():
+        result = type(module).__call__(module, *arguments, **keywords)
     for path, m in _inlined(module):
         was = before.get(path, {})
         for name, value in {**vars(m), **m}.items():
@@ -168,15 +169,22 @@ class Stand:
             return lambda *a, **k: self._record(self._path, name, self._module, a, k)
         if isinstance(value, (bool, int, float, str, type(None))) or is_dataclass(value):
             return value
-        raise UnmatchedError(f"its call reads {path}")
+        notice(f"its call reads {path}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise UnmatchedError(f"its call sets {self._path}.{name}")
+        notice(f"its call sets {self._path}.{name}")
 
-    def _looked_into(self) -> Any:
-        raise UnmatchedError(f"its call goes by the class of {self.__dict__['_path']}")
+    def _looked_into(self, *_: Any) -> Any:
+        notice(f"its call looks into {self._path}")
 
-    __class__ = property(_looked_into)
+    __eq__ = __ne__ = __hash__ = _looked_into
+    __getitem__ = __setitem__ = __delitem__ = __delattr__ = _looked_into
+    __contains__ = __iter__ = __len__ = _looked_into
+
+    def _classed(self) -> Any:
+        notice(f"its call goes by the class of {self.__dict__['_path']}")
+
+    __class__ = property(_classed)
 
 
 def stands(module: nn.Module, record: Callable[..., Any]) -> dict[str, Any]:
@@ -334,7 +342,7 @@ def _trace(
             if isinstance(value, mx.array):
                 arrays.append(copy.copy(value))  # as it is in the call
                 return len(arrays) - 1
-            raise UnmatchedError(f"{path} gets a {type(value).__name__}")
+            notice(f"{path} gets a {type(value).__name__}")
 
         def record(path: str, method: str, child: Any, a: Any, k: Any) -> Any:
             pending.append(
@@ -346,7 +354,7 @@ def _trace(
                 )
             )
             if len(pending) > len(shapes):
-                raise UnmatchedError("its calls depend on its arguments")
+                notice("its calls depend on its arguments")
             start, count = first[len(pending) - 1], len(shapes[len(pending) - 1])
             # The module may change them in place: copies share their data.
             results = tuple(map(copy.copy, outputs[start : start + count]))
