@@ -8,7 +8,8 @@ import mlx
 import mlx.core as mx
 import pytest
 from ops.sweep import turns
-from strict_kernels import BOTH_ACCEPT, CATALOGUE_REFUSES, METAL_REFUSES
+from strict_accepted import BOTH_ACCEPT
+from strict_kernels import CATALOGUE_REFUSES, METAL_REFUSES
 
 from zmlx import metal, strict
 from zmlx.strict import catalogue, clang
