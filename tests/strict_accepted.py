@@ -231,10 +231,11 @@ BOTH_ACCEPT = [
      "for (uint step = 2; step > 0; step /= 2) { if (i < step) s[i] += s[i + step];\n"
      "threadgroup_barrier(mem_flags::mem_threadgroup); }\n"
      "float all = simd_sum(s[i]); if (all > 0) y[i] = simd_max(all); else y[i] = 0;"),
-    ("macros", "#define SQUARE(v) ((v) * (v))\n#if __METAL_VERSION__ >= 310\n#define OK 1\n#endif",
+    ("macros",
+     "#define SQUARE(v) ((v) * (v))\n#if __METAL_VERSION__ >= 310\n#define OK 1\n#endif\n",
      "#define LAST(v) y[0] = v\nLAST(SQUARE(x[0]) + OK);\n#undef LAST"),
     ("vectors made in macros", "#define ROW(i) float3( \\\n    x[i], \\\n    x[i + 1], 2)\n"
-     "#define real2 float2 // of any precision\n#define TWICE(a) real2(a, 2 * (a))",
+     "#define real2 float2 // of any precision\n#define TWICE(a) real2(a, 2 * (a))\n",
      "float3 v = ROW(0) * 2.0f; real2 p = TWICE(v.x) + real2(half(1), 2); y[0] = v.y + p.x;"),
     ("matrices are added to", "",
      "threadgroup float2x2 t[2]; t[0] = float2x2(1.0f); float2x2 m(1, 2, 3, 4); m += t[0] * m;\n"
@@ -260,6 +261,24 @@ BOTH_ACCEPT = [
      "#if 0\n#include <vector>\nstd::size_t n;\n#elif \\\n  defined(__METAL__)\n"
      "#ifndef __METAL_VERSION__\ndouble d;\n#endif\n#define OK 1\n#else\nlong long q;\n#endif\n",
      "y[0] = OK;"),
+    ("what a condition on a header of Metal's leaves out",
+     "#if __has_include(<metal_stdlib>) && __has_include(<simd/simd.h>)\n"
+     "float one(float v) { return v; }\n#else /* of another\n compiler */\n#include <cmath>\n"
+     "double one(double);\n#define V2 double\n#endif\n"
+     "#if __has_include(<cmath>)\n#define V float4\n#else // as it is\n#define V float\n#endif\n",
+     "V q(2); y[0] = one(q);"),
+    ("members that constructors initialise in braces",
+     "struct A { float v; int k; };\n"
+     "struct S { const device float* p; int n; float2 v; A a;\n"
+     "S(const device float* p, int n) : p{p}, n(n), v{1, 2}, a{n > 0 ? 1.0f : 2.0f, n} { ++n; }\n"
+     "float get() const { return p[n] + v.y + a.v; } };\n"
+     "struct V { float2 v; V(float a, float b); };\nV::V(float a, float b) : v(a, b) {}\n"
+     "template <typename U> struct Box { U v; int n; Box(U a) : v{a}, n{1} {} };\n"
+     "struct One { float v; int n; constexpr One(float v, int n) : v{v}, n(n) {} };\n"
+     "constant One table[1] = {One(1.0f, 2)};",
+     "struct L { float p; int n; L(float p, int n) : p{p}, n{n} {} float get() { return p; } };\n"
+     "S s(x, 2); Box<float> c{x[0]}; L l(1, 2); y[0] = s.get() + c.v + l.get() + table[0].v;\n"
+     "y[1] = V(1, 2).v.x;"),
     ("attributes of other kernels",
      "enum { first };\n[[stitchable]] half4 f(float2 p, half4 c) { return c; }\n"
      "kernel void one(device float* a [[ buffer( 0) ]],\n"

@@ -96,6 +96,15 @@ def test_a_header_without_a_final_newline_is_read():
     assert not strict.check(text("inline float f(float v) { return v; }", "y[0] = f(x[0]);"))
 
 
+@pytest.mark.parametrize("last", ["// the end", "#define ONE 1", "#if 1\n#endif"])
+def test_a_header_whose_last_line_goes_on_into_the_kernel_is_named(last):
+    header = f"inline float f(float v) {{ return v; }}\n{last}"
+    (problem,) = strict.check(text(header, "y[0] = f(x[0]); z[0] = T(1);"))
+    assert (problem.where, problem.line) == ("header", header.count("\n") + 1)
+    assert "goes on into the kernel: end the header with a newline" in problem.message
+    assert not strict.check(text(header + "\n", "y[0] = f(x[0]); z[0] = T(1);"))
+
+
 def test_pragmas_of_floats_stay_first():
     pragmas = "// exactly\n#pragma clang fp contract(off)\n#pragma METAL fp math_mode(safe)\n"
     body = "#define ONE T(1)\nfloat a[N]; a[0] = x[0];\nz[0] = ONE; y[0] = a[0];\n"

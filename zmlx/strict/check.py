@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 #: 320, macOS 26 has 400. Whatever is valid here is valid there.
 METAL_VERSION = 310
 
+_INTO_KERNEL = "the header's last line goes on into the kernel: end the header with a newline"
 _WIDER = re.compile(r"increases floating-point precision: (.*) to (.*)")
 _FLOAT = r"'(?:const |volatile )*float'"
 _NARROW = re.compile(rf"(?:{_FLOAT}(?: \(aka [^)]*\))?|'[^']*' \(aka {_FLOAT}\)) to '([^']*)'")
@@ -63,7 +64,8 @@ def check_many(
     metal_texts: Sequence[str], *, version: int = METAL_VERSION, catalogue: bool = False
 ) -> list[list[Problem]]:
     """`check` of every text, in parallel; about 15 ms each."""
-    outlines = [_outline(text, version) for text in metal_texts]
+    parted = [translate.apart(text) for text in metal_texts]
+    outlines = [Outline(conditionals.taken(text, version)) for text, _ in parted]
 
     def read(some: list[Outline], *, copied: bool) -> list[list[clang.Diagnostic]]:
         texts = [translate.to_clang(o.text, o, arms=catalogue, copied=copied) for o in some]
@@ -77,22 +79,20 @@ def check_many(
     for k, diagnostics in zip(which, again, strict=True):
         found[k] += [d for d in diagnostics if d.line in calls[k] and "no matching" in d.message]
     return [
-        _problems(outline, diagnostics, version, catalogue)
-        for outline, diagnostics in zip(outlines, found, strict=True)
+        _problems(outline, line, diagnostics, version, catalogue)
+        for outline, (_, line), diagnostics in zip(outlines, parted, found, strict=True)
     ]
 
 
-def _outline(text: str, version: int) -> Outline:
-    """Of what the preprocessor takes, where that may matter to the rules: it costs a process."""
-    outline = Outline(text)
-    if any(rules.metal(outline, version)):
-        outline = Outline(conditionals.taken(text, version))
-    return outline
-
-
 def _problems(
-    outline: Outline, diagnostics: list[clang.Diagnostic], version: int, catalogue: bool
+    outline: Outline,
+    into_kernel: int,
+    diagnostics: list[clang.Diagnostic],
+    version: int,
+    catalogue: bool,
 ) -> list[Problem]:
+    """The problems of a text in which the header's line `into_kernel`, if there is such, takes in
+    the kernel's first."""
     where = translate.layout(outline.text)
     lines = outline.text.split("\n")
 
@@ -109,6 +109,8 @@ def _problems(
         return Problem(number, part, message, code, rule)
 
     found = {problem(line, text, "metal"): None for line, text in rules.metal(outline, version)}
+    if into_kernel:
+        found[problem(into_kernel, _INTO_KERNEL, "metal")] = None
     kernels = [
         range(outline.tokens[s.head].line, outline.tokens[s.close].line + 1)
         for s in outline.scopes

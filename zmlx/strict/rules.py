@@ -33,7 +33,11 @@ _QUALIFIERS = ("const", "volatile", "constexpr", "static", "inline", "extern", "
 
 _WORDS = {
     "goto": "goto (§1.5.4)",
+    "virtual": "virtual functions (§1.5.4)",
+    "throw": "exceptions (§1.5.4)",
+    "try": "exceptions (§1.5.4)",
     "asm": "inline assembly",
+    "__asm": "inline assembly",
     "__asm__": "inline assembly",
     "wchar_t": "wide characters (§2.1)",
     "char16_t": "wide characters (§2.1)",
@@ -133,7 +137,7 @@ def _is_lambda(outline: Outline, i: int) -> bool:
     value = before is None or before.text in (")", "]") or before.kind in ("word", "number")
     if value and before is not None and before.text != "return":
         return False
-    return outline[outline.partner[i] + 1] in ("(", "{", "mutable", "->")
+    return outline[outline.partner[i] + 1] in ("(", "{", "<", "mutable", "->")
 
 
 def _derived(outline: Outline) -> Iterator[Finding]:

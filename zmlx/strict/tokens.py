@@ -150,7 +150,7 @@ class Outline:
             words.append(self[j])
             if self[j] == "<" and {"struct", "class", "union"} & set(words):
                 j = max(j, self.angle_end(j))  # of a specialisation or a base, with any brackets
-            j = self.partner[j] + 1 if self[j] in ("(", "[") and j in self.partner else j + 1
+            j = self.skip(j)
         if parent.kind in ("function", "block", "initializer", "lambda"):
             if "struct" in words or "union" in words or "class" in words:
                 kind = "type"
@@ -160,7 +160,7 @@ class Outline:
                 and brace - 1 >= head
             ):
                 kind = "initializer"
-        elif "=" in words and "operator" not in words:
+        elif ("=" in words and "operator" not in words) or self._is_member(words, brace):
             kind = "initializer"
         elif "(" in words:
             kind = "function"
@@ -181,6 +181,11 @@ class Outline:
             scope.name, scope.parameters = self._function_name(head, brace)
         self.scopes.append(scope)
         return scope
+
+    def _is_member(self, words: list[str], brace: int) -> bool:
+        """Whether a constructor initialises a member by the brace: `S(int a) : v{a} {`."""
+        listed = "(" in words and ":" in words[words.index("(") :]
+        return listed and (self.tokens[brace - 1].kind == "word" or self[brace - 1] == ">")
 
     def _past_attribute(self, i: int) -> int:
         """The token behind the `alignas(…)`, `__attribute__((…))` or `[[…]]` that begins at i."""

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 
+from .conditionals import INCLUDE
 from .tokens import Outline, Scope, Token, tokenize
 
 ELEMENTS = (
@@ -37,7 +38,6 @@ _SAID = (
 COHERENT_IN = ("device", "system", "threadgroup")
 _COHERENT = re.compile(rf"\bcoherent\s*\(\s*(?:{'|'.join(COHERENT_IN)})\s*\)")
 _ATTRIBUTE = re.compile(rf"\[\[\s*{_SAID}(\s*,\s*{_SAID})*\s*\]\]")
-_HAS_HEADER = re.compile(r"__has_include\s*\(\s*<metal_(?!\w*tensor)\w+>\s*\)")
 #: A macro's definition.
 DEFINE = re.compile(r"^[ \t]*#[ \t]*define\b(?:[^\\\n]|\\.)*", re.MULTILINE | re.DOTALL)
 _ALIAS_MACRO = re.compile(
@@ -57,6 +57,7 @@ _LITERAL = re.compile(r"(?:\d[\d']*\.[\d']*|\.\d[\d']*|\d[\d']*(?=[eE]))(?:[eE][
 class Layout:
     """Where the parts of a kernel's text lie: offsets, and the first line of the user's body."""
 
+    head: int = 0  # of the template line, or of the kernel without one
     kernel: int = 0
     signature_end: int = 0
     instance: int = 0
@@ -72,18 +73,28 @@ def layout(text: str) -> Layout:
         raise ValueError("[strict] 'metal_text' must hold a [[kernel]] function but has none.")
     match = matches[-1]
     open_end = text.index(") {\n", match.end()) + 4
-    found = Layout(match.start(), open_end, len(text), name=match.group(1))
+    found = Layout(match.start(), match.start(), open_end, len(text), name=match.group(1))
     found.body_line = text.count("\n", 0, open_end) + 1
     instance = _INSTANCE.search(text, open_end)
     if instance:
         found.instance = instance.start()
-        # On a line of its own, unless the header does not end in a newline.
-        start = text.rindex("template <", 0, match.start())
-        parameters = text[start + len("template <") : match.start() - len(">\n")]
+        found.head = text.rindex("template <", 0, match.start())
+        parameters = text[found.head + len("template <") : match.start() - len(">\n")]
         arguments = re.search(rf"decltype\({found.name}<(.*?)>\)", instance.group())
         values = _split(arguments.group(1)) if arguments else []
         found.template = tuple(zip(_split(parameters), values, strict=True))
     return found
+
+
+def apart(text: str) -> tuple[str, int]:
+    """The text with the kernel on a line of its own, and the line of the header that takes in the
+    kernel's first, or 0: MLX puts nothing between them."""
+    head = layout(text).head
+    begin = text.rfind("\n", 0, head) + 1
+    if not text[begin:head].strip():
+        return text, 0
+    taken = all(token.directive or token.start != head for token in tokenize(text))
+    return f"{text[:head]}\n{text[head:]}", taken * (text.count("\n", 0, head) + 1)
 
 
 def _split(text: str) -> list[str]:
@@ -146,9 +157,7 @@ def to_clang(text: str, outline: Outline, *, arms: bool, copied: bool = False) -
         _copies(edits, outline)
     _methods(edits, outline)
     _array_parameters(edits, outline)
-    for match in _HAS_HEADER.finditer(text):
-        edits.replace(match.start(), match.end(), "1")
-    for match in re.finditer(r"^[ \t]*#[ \t]*(include|import)\b[^\n]*", text, re.MULTILINE):
+    for match in INCLUDE.finditer(text):
         edits.blank(match.start(), match.end())
     marked = edits.result()
     return _kernel(_arms(marked) if arms else marked, where)
@@ -291,8 +300,8 @@ def _constructors(edits: _Edits, outline: Outline) -> None:
             elif last + 1 < len(outline) and outline.tokens[last + 1].kind == "word":
                 _declaration(edits, outline, i, last + 1, name, known, members)
         i = max(last, i) + 1
-    for at, scope in initialised.items():
-        made = members.get((scope.parent.open if scope.parent else -1, outline[at]))
+    for at, owner in initialised.items():
+        made = members.get((owner.open, outline[at]))
         if made and outline[at + 1] == "(" and _of_vector(outline, outline.arguments(at + 1)):
             brace, end = outline.tokens[at + 1], outline.tokens[outline.partner[at + 1]]
             edits.replace(brace.start, brace.end, f"(zk_make<{made}>(")
@@ -345,17 +354,24 @@ def _of_vector(outline: Outline, values: list[tuple[int, int]]) -> bool:
 
 
 def _initialised(outline: Outline) -> dict[int, Scope]:
-    """What constructors initialise: of `S(int a) : v(a), w(a) {`, the tokens v and w."""
+    """What constructors initialise, and of which type: of `S(int a) : v(a), w(a) {`, the tokens v
+    and w."""
     found: dict[int, Scope] = {}
+    types = {scope.name: scope for scope in outline.scopes if scope.kind == "type"}
     for scope in outline.scopes:
-        if scope.kind != "function" or scope.parent is None or scope.name != scope.parent.name:
+        if scope.kind != "function":
+            continue
+        owner = scope.parent if scope.parent and scope.parent.kind == "type" else None
+        if outline[scope.parameters[0] - 2] == "::":  # `S::S(int a) : v(a) {`
+            owner = types.get(scope.name)
+        if owner is None or owner.name != scope.name:
             continue
         k = scope.parameters[1] + 1
         while k < scope.open and outline[k] != ":":
             k = outline.skip(k)
         while k < scope.open:
             if outline[k] in (":", ","):
-                found[k + 1] = scope
+                found[k + 1] = owner
             elif outline[k] == "<":
                 k = max(k, outline.angle_end(k))
             k = outline.skip(k)
