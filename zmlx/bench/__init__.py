@@ -8,7 +8,8 @@ run          which rows                      result     rows as data and JSON
 bars         what the project promises       overhead   compiling, importing, calling
 model        a patched model in training, in processes of its own
 report       on a terminal                   page       docs/benchmarks.md
-compare      two runs                        plot       time against size
+compare      two runs                        update     rows that are measured again
+plot         time against size
 selftest     ops with a known time           environment  machine and versions
 zig          the Zig front end
 """

@@ -138,6 +138,19 @@ class Result:
         part.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
         os.replace(part, path)
 
+    def check_same(self, environment: Mapping[str, Any]) -> None:
+        """Raises ValueError where the environment is that of another machine or of other versions,
+        so that what is measured there does not belong into these results."""
+        for name in _SAME:
+            there, here = self.environment[name], environment[name]
+            if there != here:
+                wanted, got, remedy = f"{name} {here}", there, ""
+                if name == "versions":
+                    wanted, got, remedy = _other_versions(there, here)
+                raise ValueError(
+                    f"[bench] results to update must come from {wanted} but got {got}.{remedy}"
+                )
+
     def updated(self, new: Result) -> Result:
         """These results with what `new` measured again or in addition, in the catalogue's order,
         and its date; the environment and the anchors of the run stay those of most rows.
@@ -145,12 +158,7 @@ class Result:
         Raises:
             ValueError: for results of another machine or of other versions.
         """
-        for name in _SAME:
-            if self.environment[name] != new.environment[name]:
-                raise ValueError(
-                    f"[bench] results to update must come from {name} {new.environment[name]} but "
-                    f"got {self.environment[name]}."
-                )
+        self.check_same(new.environment)
 
         def merged(old: tuple[Row, ...], rows: tuple[Row, ...]) -> tuple[Row, ...]:
             by_key = {row.key: row for row in (*old, *rows)}
@@ -206,6 +214,21 @@ class Result:
             )
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"{wanted} other fields: {error}.") from error
+
+
+def _other_versions(there: Mapping[str, str], here: Mapping[str, str]) -> tuple[str, str, str]:
+    """The packages that differ, as they are here and as they are there, and what makes them alike
+    (without the label of a build, as in 2.13.0+cpu, which an index may not have)."""
+    names = [n for n in {**there, **here} if there.get(n) != here.get(n)]
+    wanted = [f"{n}=={there[n].partition('+')[0]}" for n in names if n in there]
+    surplus = [n for n in names if n not in there]
+    remedies = [("install", wanted), ("uninstall", surplus)]
+    commands = [f"pip {verb} {' '.join(some)}" for verb, some in remedies if some]
+
+    def listed(versions: Mapping[str, str]) -> str:
+        return ", ".join(f"{n} {versions[n]}" if n in versions else f"no {n}" for n in names)
+
+    return listed(here), listed(there), f" Remedy: {'; '.join(commands)}"
 
 
 def _rounded(value: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from .. import metal, testing
+from ..arguments import dtype_name
 from ..registry import Case, Op
 from . import memory
 from .anchors import FLOPS, Anchors, last_level_cache, threads_here
@@ -16,7 +17,7 @@ from .bars import BARS
 from .environment import environment
 from .measure import Variant, measure
 from .result import Result, Row
-from .rows import Plan, at_rows, run_row
+from .rows import Plan, at_rows, detail, run_row
 from .summary import Summary, summary
 
 #: Rounds of a point of the sweep: it is for the eye, no bar rests on it.
@@ -31,6 +32,12 @@ class Task:
     case: Case
     dtype: mx.Dtype
     mode: str
+
+    @property
+    def key(self) -> tuple[str, str, str, str, str]:
+        """That of its row."""
+        shape, dtype = shape_of(self.op, self.case), dtype_name(self.dtype)
+        return self.op.name, shape, dtype, self.mode, detail(self.op, self.case)
 
 
 def shape_of(op: Op, case: Case) -> str:
@@ -81,6 +88,11 @@ def use_openblas() -> str:
     return "OpenBLAS"
 
 
+def here() -> dict[str, Any]:
+    """What a run in this process would say of the machine and of the versions."""
+    return environment(threads_here(), last_level_cache(), use_openblas())
+
+
 def run(
     tasks: Sequence[Task],
     sweep_tasks: Sequence[Task],
@@ -93,9 +105,8 @@ def run(
 
     Every variant runs in this process, with MLX's products on the same BLAS.
     """
-    blas = use_openblas()
     threads, cache = threads_here(), last_level_cache()
-    about = environment(threads, cache, blas)
+    about = here()
     total = len(tasks) + len(sweep_tasks)
     short = replace(plan, rounds=min(plan.rounds, _SWEEP_ROUNDS), extras=False)
     rows: list[Row] = []

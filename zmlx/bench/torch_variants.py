@@ -19,9 +19,14 @@ from .measure import Variant
 from .variants import TORCH, TORCH_COMPILED, Problem, Way
 
 
+def is_installed() -> bool:
+    """Whether torch is installed."""
+    return find_spec("torch") is not None
+
+
 def is_available() -> bool:
     """Whether torch is installed and zmlx's kernels run on the CPU."""
-    return find_spec("torch") is not None and launch.settings().target == "cpu"
+    return is_installed() and launch.settings().target == "cpu"
 
 
 def torch_names(op: Op) -> tuple[str, ...]:

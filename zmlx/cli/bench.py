@@ -134,7 +134,7 @@ def _self_test() -> int:
 def _measure(arguments: argparse.Namespace) -> int:
     from dataclasses import replace
 
-    from zmlx.bench import compare, plot, report
+    from zmlx.bench import compare, plot, report, update
     from zmlx.bench.model import model_rows
     from zmlx.bench.overhead import overheads
     from zmlx.bench.result import Result
@@ -159,11 +159,15 @@ def _measure(arguments: argparse.Namespace) -> int:
     _check_variants(arguments.variant or (), tasks)
     if not runs_here("bench"):
         return 2
-    store = _store(arguments)
+    trains = "model" in arguments.names or (not arguments.names and not arguments.quick)
+    older = _older(arguments)
+    if older is not None:
+        update.check(older, tasks, sweep, plan.variants, model=trains)
+    store = _store(arguments, older)
     progress = report.Progress()
     result = run_tasks(tasks, sweep, plan, progress, store)
     failed = False
-    if "model" in arguments.names or (not arguments.names and not arguments.quick):
+    if trains:
         print("\na model in training, every way in a process of its own", flush=True)
         try:
             for row in model_rows(*_model_plan(arguments), progress.text):
@@ -218,17 +222,22 @@ def _check_no_options_of_ops(arguments: argparse.Namespace) -> None:
             )
 
 
-def _store(arguments: argparse.Namespace) -> Callable[[Any], None]:
-    """What writes a result to `--json`, with the rows that were there where `--update` says so."""
+def _older(arguments: argparse.Namespace) -> Any:
+    """The results of `--json` that `--update` keeps, or None."""
     from zmlx.bench.result import Result
 
     path = arguments.json
+    if arguments.update and path is None:
+        raise ValueError("[bench] '--update' must come with '--json' but got none.")
+    return Result.read(path) if arguments.update and path.exists() else None
+
+
+def _store(arguments: argparse.Namespace, older: Any) -> Callable[[Any], None]:
+    """What writes a result to `--json`, with the older ones that there are."""
+    path = arguments.json
     if path is None:
-        if arguments.update:
-            raise ValueError("[bench] '--update' must come with '--json' but got none.")
         return lambda result: None
-    old = Result.read(path) if arguments.update and path.exists() else None
-    return lambda result: (old.updated(result) if old else result).write(path)
+    return lambda result: (older.updated(result) if older else result).write(path)
 
 
 def _plan(arguments: argparse.Namespace) -> Any:
