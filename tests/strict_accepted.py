@@ -148,6 +148,20 @@ BOTH_ACCEPT = [
      "template <typename U> U twice(const thread U& v) { return v + v; }",
      "const thread float& v = x[0] * 2; Pair pair(box(1), Box{2});\n"
      "y[0] = v + get(box(x[0])) + get(Box{1}) + twice(x[0] * 2) + pair.b.v;"),
+    ("operators of temporaries",
+     "struct S { float v; float get() const thread { return v; }\n"
+     "float operator*(float b) const thread { return v * b; }\n"
+     "operator float() const thread { return v; } };\nS mk(float a) { return {a}; }\n"
+     "S operator-(const thread S& a);\nS operator-(const thread S& a) { return {-a.v}; }\n"
+     "bool operator&(const thread S& a, float b) { return a.v > b; }\n"
+     "template <typename U> struct C { U v; };\n"
+     "template <typename U> C<U> box(U a) { return {a}; }\n"
+     "template <typename U> C<U> operator+(const thread C<U>& a, const thread C<U>& b) {\n"
+     "return {a.v + b.v}; }\n"
+     "template <typename U> U add(const thread U& a, thread U&& b) { return a + b; }\n"
+     "float sum(const thread float2& q = float2(1) * 2) { return q.x; }",
+     "y[0] = (-mk(1)).get() + mk(1) * 5.0f + float(mk(2) & 1) + (box(x[0]) + box(x[1])).v;\n"
+     "thread S&& s = mk(1); y[1] = s.v + add(float2(1), float2(2)).x + sum() + (mk(1) + 2);"),
     ("members by default",
      "struct Box { float v; Box() thread = default; Box(float v) : v(v) {}\n"
      "Box(const thread Box&) thread = default;\n"

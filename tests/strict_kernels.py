@@ -71,6 +71,31 @@ METAL_REFUSES = [
      "struct B { float v; };\nB box(float v) { return {v}; }\n"
      "float get(const thread B& b, const device float* p) { return b.v + p[0]; }",
      "y[0] = get(box(x[0]), w);", "no matching function for call to 'get'"),
+    *((f"a temporary is not bound to a reference that is not const: {what}",
+       "struct S { float v; };\nS mk(float a) { return {a}; }\n" + header, body, message)
+      for what, header, body, message in (
+        ("of an operator", "float operator+(thread S& a, float b) { return a.v + b; }",
+         "y[0] = mk(1) + 5.0f;", "invalid operands to binary expression ('S' and 'float')"),
+        ("of a template", "template <typename U> float get(thread U& a) { return a.v; }",
+         "y[0] = get(mk(1));", "no matching function for call to 'get'"),
+        ("its second operand", "S operator-(const thread S& a, thread S& b) { return a; }",
+         "y[0] = (mk(1) - mk(2)).v;", "invalid operands to binary expression ('S' and 'S')"),
+        ("a number", "void twice(thread float& a) { a *= 2; }", "twice(x[0] * 2);",
+         "no matching function for call to 'twice'"),
+        ("of a constructor", "struct P { float a; P(thread S& s, float b) : a(s.v + b) {} };",
+         "P p(mk(1), 2); y[0] = p.a;", "no matching constructor for initialization"),
+        ("of a member function", "struct F { float get(thread S& a) const { return a.v; } };",
+         "F f; y[0] = f.get(mk(1));", "no matching member function for call to 'get'"),
+        ("of an assignment", "thread S& operator+=(thread S& a, float b) { a.v += b; return a; }",
+         "y[0] = (mk(1) += 2.0f).v;", "no viable overloaded '+='"),
+      )),
+    ("the other operand of a temporary",
+     "struct S { float v; };\nS mk(float a) { return {a}; }\n"
+     "float operator+(const thread S& a, const device float* b) { return a.v + b[0]; }",
+     "y[0] = mk(1) + w;", "invalid operands to binary expression"),
+    ("an operator of device objects takes no temporary",
+     "struct S { float v; float operator+(float b) const device { return v + b; } };\n"
+     "S mk(float a) { return {a}; }", "y[0] = mk(1) + 5.0f;", "invalid operands"),
     ("an output is no atomic unless it is declared so", "",
      "atomic_fetch_add_explicit(&y[0], 1.0f, memory_order_relaxed);", "no matching function"),
     # ---- program scope and storage (§4.2, §4.4, §5.3)

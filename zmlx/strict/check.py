@@ -72,12 +72,14 @@ def check_many(
         return clang.read(texts, version, function_pointers=not catalogue)
 
     found = read(outlines, copied=False)
-    # Of a call that has a temporary, the other arguments.
-    calls = [{d.line for d in some if _of_temporary(d)} for some in found]
-    which = [k for k, lines in enumerate(calls) if lines]
+    # What has a temporary is read once more, with copies where Metal binds a reference to it.
+    temporaries = [{d.line for d in some if _of_temporary(d)} for some in found]
+    which = [k for k, lines in enumerate(temporaries) if lines]
     again = read([outlines[k] for k in which], copied=True) if which else []
     for k, diagnostics in zip(which, again, strict=True):
-        found[k] += [d for d in diagnostics if d.line in calls[k] and "no matching" in d.message]
+        kept = [d for d in found[k] if not _of_temporary(d)]
+        more = (d for d in diagnostics if d.line in temporaries[k] and _UNRESOLVED.match(d.message))
+        found[k] = kept + list(more)
     return [
         _problems(outline, line, diagnostics, version, catalogue)
         for outline, (_, line), diagnostics in zip(outlines, parted, found, strict=True)
@@ -175,12 +177,24 @@ _SPELLINGS = (
 )
 
 
-# A temporary has no space in OpenCL, and is one of `thread` in Metal. (One that is bound to a
-# reference that is not const is an error of C++, on every target.)
+# A temporary has no space in OpenCL, and is one of `thread` in Metal.
+_NO_SPACE = r"'(?!.*__(?:global|local|private|constant|generic)\b)"
+_NUMBER = r"(?:unsigned )?(?:bool|char|short|int|long|float|half|__bf16)\b"
 _TEMPORARY = re.compile(
     r"cannot bind reference in default address space to object in address space '__private'"
-    r"|cannot deduce a type for '\w+' that would make '(const )?__private [^']*' equal '(?!.*__)"
-    r"|binding reference of type 'const __private [^']*' to value of type '(?!.*__).*changes"
+    rf"|cannot deduce a type for '\w+' that would make '(const )?__private [^']*' equal {_NO_SPACE}"
+    rf"|could not match '(const )?__private [^']*' against {_NO_SPACE}"
+    rf"|binding reference of type '(const )?__private .* to value of type {_NO_SPACE}.*changes"
+    rf"|cannot initialize object parameter of type '(const )?__private [^']*' with .* {_NO_SPACE}"
+    r"|'this' object is in default address space, but method expects .*'__private'"
+    rf"|invalid argument type {_NO_SPACE}.* to unary expression"
+    r"|invalid operands to binary expression (?!.*__(?:global|local|constant)\b)"
+    rf".*'(?!{_NUMBER}|[^']*__private)[^']*'( and |\))"
+)
+# What clang says where it finds nothing to call, or nothing to bind.
+_UNRESOLVED = re.compile(
+    r"no matching |no viable |invalid operands to |invalid argument type |binding reference |"
+    r"cannot initialize object parameter "
 )
 # OpenCL has no implicit copy from constant, nor to there, Metal has.
 _COPY = re.compile(
@@ -216,7 +230,7 @@ def _copies(message: str) -> bool:
 
 
 def _of_temporary(diagnostic: clang.Diagnostic) -> bool:
-    """Whether OpenCL only refuses to bind a reference to a temporary."""
+    """Whether OpenCL may only refuse to bind a reference to a temporary."""
     return any(map(_TEMPORARY.search, (diagnostic.message, *diagnostic.notes)))
 
 
@@ -249,8 +263,6 @@ def _say(diagnostic: clang.Diagnostic) -> tuple[str, str] | None:
         return None  # of a list in braces Metal clears the others
     constructs = message.startswith("no matching constructor")
     if constructs and any(map(_COPY.search, (message, *diagnostic.notes))):
-        return None
-    if _of_temporary(diagnostic):
         return None
     if "is ambiguous" in message and any("explicitly deleted" in n for n in diagnostic.notes):
         return None  # what a function returns has no space in OpenCL; see translate._methods

@@ -135,7 +135,7 @@ class _Edits:
 
 def to_clang(text: str, outline: Outline, *, arms: bool, copied: bool = False) -> str:
     """The text for clang; with `arms`, both arms of ?: are checked to have one type; `copied` are
-    parameters that are `const thread T&`, as which OpenCL takes no temporaries."""
+    references that Metal binds to temporaries, which OpenCL does not."""
     where = layout(text)
     edits = _Edits(text)
     for match in (*_ATTRIBUTE.finditer(text), *_COHERENT.finditer(text)):
@@ -405,17 +405,28 @@ def _lists(edits: _Edits, outline: Outline) -> None:
 
 
 def _copies(edits: _Edits, outline: Outline) -> None:
-    """`const thread T& v` as `const T v` in parameters."""
-    for scope in outline.scopes:
-        if scope.kind != "function" or scope.parameters[0] not in outline.partner:
+    """`const thread T& v` and `thread T&& v` as `const T v` and `T v`, and member functions of
+    `thread` objects as those of any."""
+    for i, token in enumerate(outline.tokens):
+        before = outline[i - 2] if outline[i - 1] == "const" else outline[i - 1]
+        if token.text == "thread" and before == ")":
+            edits.blank(token.start, token.end)
+        if token.text not in ("&", "&&"):
             continue
-        for begin, end in outline.arguments(scope.parameters[0]):
-            words = {outline[k] for k in range(begin, end)}
-            # A constructor of copies takes a reference.
-            if {"const", "thread", "&"} <= words and not {"*", "(", scope.name} & words:
-                for token in outline.tokens[begin:end]:
-                    if token.text in ("thread", "&"):
-                        edits.blank(token.start, token.end)
+        first = i
+        while outline.tokens[first - 1].kind == "word" or outline[first - 1] in ("::", ">"):
+            first -= 1
+            if outline[first] == ">":
+                first = outline.angle_start(first)
+                if first < 0:
+                    break
+        words = {outline[k] for k in range(first, i)} if first >= 0 else set()
+        # A constructor of copies takes a reference.
+        if outline[first - 1] == "(" and outline[first - 2] in words:
+            continue
+        if "thread" in words and ("const" in words or token.text == "&&"):
+            for k in (*(k for k in range(first, i) if outline[k] == "thread"), i):
+                edits.blank(outline.tokens[k].start, outline.tokens[k].end)
 
 
 def _maybe_vectors(outline: Outline) -> set[str]:
