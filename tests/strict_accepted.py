@@ -174,6 +174,15 @@ BOTH_ACCEPT = [
      "y[0] = Sum<N>::of(x[0]);"),
     ("literals", "",
      "z[0] = 1.5bf + 0x1p1bf + 1e1BF; half a = 1.h; y[0] = a * 2.5e-1h + .5 + 0x1p-3;"),
+    ("constants of bfloat",
+     "#define K 1.5bf\n#define F 1.5f\nconstant bfloat k[3] = {1.5bf, bfloat(0.0f), 2};\n"
+     "constant bfloat2 v = bfloat2(1.5f, 2.0f); constant float f[2] = {F, 1e-3f};\n"
+     "struct S { bfloat a = 1.5bf; bfloat c; S() : c(bfloat(F)) {} };\n"
+     "static_assert(F == 1.5f && 3.5e38f > F, \"\");",
+     "constexpr half t[2] = {0.5f, 1}; constexpr T c = K; S s; bfloat a = bfloat(F);\n"
+     "z[0] = k[n] + c * s.c + a * v.x;\n"
+     "y[3] = t[n]; y[0] = b[0] > 1.5f ? f[0] : F; float d[int(F * 2)]; d[0] = F; y[1] = d[0];\n"
+     "switch (n) { case int(1.5f): y[2] = 1; }"),
     ("literals of 64 bits", "constant ulong table[1] = {0xcbf29ce484222325ULL};",
      "ulong a = 1ULL << n; a = a * 6364136223846793005ull + 5ll; long i = -3LL * n;\n"
      "y[0] = (a & (1ULL << 40)) != 0 ? i : max(a ^ table[0], 7ul);"),

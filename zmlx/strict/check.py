@@ -120,10 +120,7 @@ def _problems(
         and outline.tokens[s.open].start < where.kernel
         and "kernel" in {outline[i] for i in range(s.head, s.parameters[0])}
     ]
-    literals = {token.line for token in outline.tokens if translate.is_float(token)}
     for diagnostic in diagnostics:
-        if _NARROWED in diagnostic.message and diagnostic.line in literals:
-            continue  # of one whose value translate.py hides
         said = _say(diagnostic)
         if _LOCAL in diagnostic.message and any(diagnostic.line in lines for lines in kernels):
             continue  # of a kernel in the header, which translate.py makes a function
@@ -205,7 +202,6 @@ _COPY = re.compile(
 _TYPE = r"'([^']*)'(?: \(aka '([^']*)'\))?"
 _ARMS = re.compile(rf"(?:incompatible operand types \(|is ambiguous; ){_TYPE} and {_TYPE}")
 _OBJECT = re.compile(r"(?:const |__(?:global|local|private|constant|generic) )*([\w:]+(<.*>)?)")
-_NARROWED = "cannot be narrowed from type 'float' to 'half'"
 _LOCAL = "non-kernel function variable cannot be declared in local address space"
 _CAST = re.compile(r"(?:C-style |static_)cast from (.*?) to (.*)")
 _COMPONENTS = re.compile(r"(?:, |ext_vector_type\()(\d)")

@@ -2,26 +2,23 @@
 
 Almost everything is a macro or a type of `include/`. What is left to rewrite: the kernel's
 attributes and template line, constructors of vectors (clang has no `float4(a, b)`), literals that
-clang lacks or knows too much about, and member functions, which run on `thread` objects in Metal
+clang lacks or lets pass as bfloat, and member functions, which run on `thread` objects in Metal
 and on any in OpenCL.
 """
 
 from __future__ import annotations
 
 import re
+import struct
 from dataclasses import dataclass
 from itertools import pairwise
 
 from .conditionals import INCLUDE
-from .tokens import Outline, Scope, Token, tokenize
+from .tokens import Outline, Scope, tokenize
 
 ELEMENTS = (
     "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "bfloat", "float",
 )  # fmt: skip
-_INTEGERS = frozenset(
-    [*ELEMENTS[:8], "bool", "unsigned", "size_t"]
-    + [f"{u}int{n}_t" for u in ("", "u") for n in (8, 16, 32, 64)]
-)
 VECTORS = frozenset(
     prefix + e + n for prefix in ("", "simd_", "vector_") for e in ELEMENTS for n in "234"
 )
@@ -50,7 +47,11 @@ _OPENING = re.compile(
     r"#[ \t]*pragma[ \t]+(?:clang[ \t]+fp|METAL[ \t]+fp|STDC)\b[^\n]*\n)*"
 )
 _BFLOAT_LITERAL = re.compile(r"(\d[\d.']*([eE][+-]?\d+)?|\.\d+|0[xX].*[pP][+-]?\d+)(bf|BF)")
-_LITERAL = re.compile(r"(?:\d[\d']*\.[\d']*|\.\d[\d']*|\d[\d']*(?=[eE]))(?:[eE][+-]?\d+)?[fF]?")
+_LITERAL = re.compile(
+    r"((?:\d[\d']*\.[\d']*|\.\d[\d']*|\d[\d']*(?=[eE]))(?:[eE][+-]?\d+)?"
+    r"|0[xX].*[pP][+-]?\d+)[fF]?"
+)
+_LARGEST = 3.4028234e38  # of floats
 
 
 @dataclass
@@ -150,7 +151,7 @@ def to_clang(text: str, outline: Outline, *, arms: bool, copied: bool = False) -
             edits.replace(token.start, token.end, f"bfloat({token.text[:-2]}f)")
     if not arms:
         _function_arguments(edits, outline)
-    _non_constant(edits, outline)
+    _literals(edits, outline)
     _constructors(edits, outline)
     _lists(edits, outline)
     if copied:
@@ -241,33 +242,36 @@ def _array_parameters(edits: _Edits, outline: Outline) -> None:
             i = outline.partner[i] + 1 if outline[i] in ("(", "[", "{") else i + 1
 
 
-def is_float(token: Token) -> bool:
-    """Whether a token is a float literal."""
-    literal = token.kind == "number" and _LITERAL.fullmatch(token.text)
-    return bool(literal) or token.text in ("INFINITY", "NAN")
+def _literals(edits: _Edits, outline: Outline) -> None:
+    """Gives float literals values that no bfloat is: clang says nothing of a conversion that keeps
+    a constant. Nor is a half, but for constants, which need no cast to it."""
+    place = -1
+    for token in outline.all:
+        place += not token.directive
+        match = _LITERAL.fullmatch(token.text) if token.kind == "number" else None
+        if match is None:
+            continue
+        digits = match[1].replace("'", "")
+        value = float.fromhex(digits) if digits[:2] in ("0x", "0X") else float(digits)
+        if value <= _LARGEST:
+            bit = 1 << 13 if token.directive or _is_constant(outline, place) else 1
+            edits.replace(token.start, token.end, f"{_with_bit(value, bit).hex()}f")
 
 
-def _non_constant(edits: _Edits, outline: Outline) -> None:
-    """Hides the value of float literals in function bodies, where nothing needs a constant."""
-    for i, token in enumerate(outline.tokens):
-        if not is_float(token):
-            continue
-        scope = outline.scope_at(i)
-        function = scope.function
-        if function is None:
-            continue
-        begin = outline.statement(i)[0]
-        while scope.kind == "initializer" and scope.parent is not None:
-            begin, scope = min(begin, scope.head), scope.parent
-        words = {outline[j] for j in range(begin, i)}
-        if any(outline[j] == "[" and outline.partner.get(j, -1) > i for j in range(begin, i)):
-            continue  # a size
-        if outline[begin] == "const" and outline[begin + 1] in _INTEGERS:
-            continue  # a constant
-        words |= {outline[j] for j in range(function.head, function.parameters[0])}
-        if words & {"constexpr", "constant", "static_assert"}:
-            continue
-        edits.replace(token.start, token.end, f"zk_literal({token.text})")
+def _is_constant(outline: Outline, i: int) -> bool:
+    """Whether token i is outside of functions, or in the statement of a constant."""
+    begin, scope = outline.statement(i)[0], outline.scope_at(i)
+    while scope.kind == "initializer" and scope.parent is not None:
+        begin, scope = min(begin, scope.head), scope.parent
+    words = {outline[k] for k in range(begin, i)}
+    return scope.function is None or bool(words & {"constexpr", "constant", "static_assert"})
+
+
+def _with_bit(value: float, bit: int) -> float:
+    """The float with the bits of the value, of the smallest normal half for zero, and this one."""
+    (bits,) = struct.unpack("I", struct.pack("f", value or 2.0**-14))
+    (found,) = struct.unpack("f", struct.pack("I", bits | bit))
+    return float(found)
 
 
 def _constructors(edits: _Edits, outline: Outline) -> None:

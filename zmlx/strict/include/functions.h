@@ -1,8 +1,8 @@
 // Functions of Metal's library. Each is a set of overloads, not a template, because that is what
 // makes `max(int, uint)` and `exp(int)` ambiguous on Metal.
 
-#define INFINITY __builtin_inff()
-#define NAN __builtin_nanf("")
+#define INFINITY ZK_FLOAT
+#define NAN ZK_FLOAT
 #define HUGE_VALF INFINITY
 #define HUGE_VALH half(INFINITY)
 #define HUGE_VALBF bfloat(INFINITY)

@@ -29,11 +29,6 @@
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
 #define METAL_FUNC inline __attribute__((always_inline))
 
-// A float whose value the compiler does not know: it warns of every conversion to bfloat, but not
-// of a constant that happens to fit.
-float zk_literal(float);
-half zk_literal(half);
-
 namespace metal {
 
 typedef unsigned char uchar;
@@ -247,6 +242,8 @@ ZK_INTEGER_LIMITS(uint, 0, 4294967295u)
 ZK_INTEGER_LIMITS(long, -9223372036854775807l - 1, 9223372036854775807l)
 ZK_INTEGER_LIMITS(ulong, 0, 18446744073709551615ul)
 #undef ZK_INTEGER_LIMITS
+// A float that no half and no bfloat is, so that clang warns of its conversions to these.
+#define ZK_FLOAT 0x1.000002p0f
 #define ZK_FLOAT_LIMITS(T, mantissa, exponent, low, high, eps)           \
   template <>                                                            \
   struct numeric_limits<T> : zk_limits {                                 \
@@ -270,9 +267,9 @@ ZK_INTEGER_LIMITS(ulong, 0, 18446744073709551615ul)
     static constexpr T lowest() { return T(-high); }                     \
     static constexpr T epsilon() { return T(eps); }                      \
     static constexpr T round_error() { return T(0.5f); }                 \
-    static constexpr T infinity() { return T(__builtin_inff()); }        \
-    static constexpr T quiet_NaN() { return T(__builtin_nanf("")); }     \
-    static constexpr T signaling_NaN() { return T(__builtin_nanf("")); } \
+    static constexpr T infinity() { return T(ZK_FLOAT); }                \
+    static constexpr T quiet_NaN() { return T(ZK_FLOAT); }               \
+    static constexpr T signaling_NaN() { return T(ZK_FLOAT); }           \
     static constexpr T denorm_min() { return T(low); }                   \
   };
 ZK_FLOAT_LIMITS(half, 11, 16, 0x1p-14f, 65504.0f, 0x1p-10f)
