@@ -79,9 +79,9 @@ def _tiling(chosen: launch.Settings, form: Form, inputs: Arrays) -> tiles.Tiling
     return tiling
 
 
-def fits(q: mx.array, v: mx.array) -> bool:
-    """Whether the tiles of the kernels have room for rows of these widths."""
-    return tiles.tiling(launch.settings(), q.shape[-1], v.shape[-1], longest=1) is not None
+def fits(width: int, value_width: int) -> bool:
+    """Whether the tiles of the kernels have room for queries and values of these widths."""
+    return tiles.tiling(launch.settings(), width, value_width, longest=1) is not None
 
 
 def _count(n: int, tile: int) -> int:
@@ -305,7 +305,7 @@ def attend(form: Form, inputs: Arrays, return_lse: bool) -> Any:
         run = partial(_decode, form, statistics)
         if statistics:
             # Tiles, which these heads may be too wide for, are what the rule goes by.
-            rule = _rule(form) if fits(q, v) else None
+            rule = _rule(form) if fits(q.shape[-1], v.shape[-1]) else None
             run = custom_function(_OP, run, rule, partial(_in_mlx, form))
     if not statistics:
         return run(*inputs)

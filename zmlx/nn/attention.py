@@ -9,9 +9,15 @@ import mlx.core as mx
 import mlx.nn as mnn
 
 from ..arguments import check_heads, check_size
+from ..kernels.attention_launch import fits
 from . import functional as F
-from .choosing import typical
+from .choosing import dtype_of, outputs, typical
 from .positions import RoPE
+
+
+def _runs(width: int, projection: mnn.Module) -> str:
+    """What runs attention of heads of this width that the projection makes."""
+    return typical(F.ATTENTION, width, dtype_of(projection)) if fits(width, width) else "mlx"
 
 
 class MultiHeadAttention(mnn.MultiHeadAttention):
@@ -35,8 +41,7 @@ class MultiHeadAttention(mnn.MultiHeadAttention):
     """
 
     def _extra_repr(self) -> str:
-        weight: Any = self.out_proj.weight
-        return f"runs={typical(F.ATTENTION, weight.shape[-1] // self.num_heads, weight.dtype)}"
+        return f"runs={_runs(outputs(self.query_proj) // self.num_heads, self.query_proj)}"
 
     def __call__(
         self, queries: mx.array, keys: mx.array, values: mx.array, mask: Any = None
@@ -108,8 +113,7 @@ class Attention(mnn.Module):
         self.rope = RoPE(head_dim) if rope is None else rope
 
     def _extra_repr(self) -> str:
-        weight: Any = self.o_proj.weight
-        runs = typical(F.ATTENTION, self.head_dim, weight.dtype)
+        runs = _runs(self.head_dim, self.q_proj)
         return f"n_heads={self.n_heads}, n_kv_heads={self.n_kv_heads}, runs={runs}"
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:

@@ -10,11 +10,10 @@ import mlx.core as mx
 import mlx.nn as mnn
 
 from .. import checks
-from ..arguments import FLOATING, INDICES, check_array, check_size
-from ..choice import choice
+from ..arguments import INDICES, check_array, check_size
 from ..targets import cpu
 from . import functional as F
-from .choosing import TYPICAL_ROWS
+from .choosing import dtype_of, typical, weights
 from .expert_rows import Experts, each
 
 
@@ -37,6 +36,12 @@ class _Stacked(mnn.Module):
     def num_experts(self) -> int:
         """The number of experts."""
         return self.weight.shape[0]
+
+    def to_lora(self, r: int = 8, dropout: float = 0.0, scale: float = 20.0) -> mnn.Module:
+        """The layer with an adapter of rank `r`, for `mlx_lm.tuner`: its ``LoRASwitchLinear``."""
+        from mlx_lm.tuner.lora import LoRASwitchLinear
+
+        return LoRASwitchLinear.from_base(self, r, dropout, scale)  # type: ignore[no-any-return]
 
 
 class SwitchLinear(_Stacked):
@@ -236,22 +241,27 @@ class SwitchGLU(mnn.Module):
         self.down_proj = SwitchLinear(hidden_dims, input_dims, num_experts, bias=bias)
         self.activation = _SwiGLU() if activation is None else activation
 
+    @property
+    def input_dims(self) -> int:
+        """The dimension of input and output."""
+        return next(weights(self.down_proj)).shape[-2]
+
+    @property
+    def num_experts(self) -> int:
+        """The number of experts."""
+        return next(weights(self.down_proj)).shape[0]
+
     def experts(self) -> Experts:
-        """The projections as they are now, quantised or not."""
-        parts = (self.gate_proj, self.up_proj, self.down_proj)
-        gate, up, down = parts
+        """The projections as they are now: plain, quantised, or with adapters."""
+        parts = gate, up, down = self.gate_proj, self.up_proj, self.down_proj
         plain = all(type(p) is SwitchLinear and "bias" not in p for p in parts)
         kind = type(self.activation)
         # `zmlx.patch` derives a class from it.
         fused = plain and getattr(kind, "_zmlx_class", kind) is _SwiGLU
-        return Experts(gate, up, down, self.activation, down.num_experts, fused)
+        return Experts(gate, up, down, self.activation, self.num_experts, fused)
 
     def _extra_repr(self) -> str:
-        width = self.down_proj.output_dims
-        # Microscaling modes have no floating parameter.
-        floating = (p.dtype for p in self.down_proj.values() if p.dtype in FLOATING)
-        dtype = next(floating, mx.float32)
-        return f"runs={choice(self.experts().op(), (TYPICAL_ROWS, width), dtype).runs}"
+        return f"runs={typical(self.experts().op(), self.input_dims, dtype_of(self.down_proj))}"
 
     def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
         experts = self.experts()
@@ -263,7 +273,7 @@ class SwitchGLU(mnn.Module):
     def _check(self, x: mx.array, indices: mx.array) -> None:
         check_array("SwitchGLU", "x", x)
         check_array("SwitchGLU", "indices", indices, INDICES)
-        width = self.down_proj.output_dims
+        width = self.input_dims
         if x.ndim == 0 or x.shape[-1] != width:
             raise ValueError(
                 f"[SwitchGLU] 'x' must have shape (*, {width}) but got {tuple(x.shape)}."
@@ -274,7 +284,7 @@ class SwitchGLU(mnn.Module):
                 f"[SwitchGLU] 'indices' must have shape ({expected}) but got "
                 f"{tuple(indices.shape)}."
             )
-        count = self.down_proj.num_experts
+        count = self.num_experts
         if checks.ENABLED and cpu.have_values((indices,)):
             values: Any = indices.reshape(-1).tolist()
             for value in values:

@@ -296,8 +296,8 @@ def attention(
 ) -> mx.array:
     """`mx.fast.scaled_dot_product_attention`, which also takes heads too wide for our tiles, and
     returns 0 where there are no keys."""
-    takes = use_kernel(ATTENTION, queries, keys, values) and fits(queries, values)
-    if takes and are_numbers(scale) and keys.shape[-2]:
+    takes = use_kernel(ATTENTION, queries, keys, values) and are_numbers(scale)
+    if takes and keys.shape[-2] and fits(queries.shape[-1], values.shape[-1]):
         kernel = getattr(kernels, ATTENTION)
         causal = isinstance(mask, str)
         if causal and mask != "causal":

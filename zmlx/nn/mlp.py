@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import mlx.core as mx
 import mlx.nn as mnn
 
 from . import functional as F
-from .choosing import typical
+from .choosing import dtype_of, outputs, typical
 
 
 class GatedMLP(mnn.Module):
@@ -45,8 +43,8 @@ class GatedMLP(mnn.Module):
         self._gate = gate
 
     def _extra_repr(self) -> str:
-        weight: Any = self.down_proj.weight
-        return f"gate={self._gate}, runs={typical(self._gate, weight.shape[-1], weight.dtype)}"
+        runs = typical(self._gate, outputs(self.up_proj), dtype_of(self.up_proj))
+        return f"gate={self._gate}, runs={runs}"
 
     def __call__(self, x: mx.array) -> mx.array:
         return self.down_proj(F.gated[self._gate](self.gate_proj(x), self.up_proj(x)))

@@ -91,11 +91,11 @@ class MoE(mnn.Module):
 
     def _extra_repr(self) -> str:
         options = self._options
-        shown = f"num_experts={self.switch_mlp.down_proj.num_experts}, top_k={options['top_k']}"
+        shown = f"num_experts={self.switch_mlp.num_experts}, top_k={options['top_k']}"
         defaults = {"scores": "softmax", "normalize": True, "scale": 1.0, "n_groups": 1}
         shown += "".join(f", {k}={options[k]}" for k, v in defaults.items() if options[k] != v)
-        experts = self.switch_mlp.down_proj.num_experts
-        return f"{shown}, runs={typical('topk_gating', experts, mx.float32)}"
+        runs = typical("topk_gating", self.switch_mlp.num_experts, mx.float32)
+        return f"{shown}, runs={runs}"
 
     def route(self, x: mx.array) -> tuple[mx.array, mx.array]:
         """The weights and indices, (*, k) each, of the experts of each token, the best first."""
@@ -104,7 +104,7 @@ class MoE(mnn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         check_array("MoE", "x", x)
-        width = self.switch_mlp.down_proj.output_dims
+        width = self.switch_mlp.input_dims
         if x.ndim == 0 or x.shape[-1] != width:
             raise ValueError(f"[MoE] 'x' must have shape (*, {width}) but got {tuple(x.shape)}.")
         weights, indices = self.route(x)

@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as mnn
 
+from ..nn.choosing import weights
 from ..nn.expert_rows import SORTED
 from .algebra import Algebra
 from .capture import Graphs
@@ -154,13 +155,7 @@ def redrawn(module: mnn.Module) -> mnn.Module | None:
 
 def stacks(child: Any) -> Iterator[mx.array]:
     """The stacked weights of a projection, or of the one that it wraps."""
-    if not isinstance(child, mnn.Module):
-        return
-    weight = child.get("weight")
-    if isinstance(weight, mx.array) and weight.ndim == 3:
-        yield weight
-    for inner in child.children().values():
-        yield from stacks(inner)
+    return (weight for weight in weights(child) if weight.ndim == 3)
 
 
 def is_stacked(child: Any) -> bool:
