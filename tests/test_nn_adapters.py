@@ -223,3 +223,43 @@ def test_the_tuner_refuses_dora_of_experts_as_it_does_mlx_lms():
     for layer in experts():
         with pytest.raises(ValueError, match="SwitchLinear"):
             tuned(layer, dora=True)
+
+
+# ---- scales of experts --------------------------------------------------------------------------
+
+
+def scaled_experts():
+    """Our experts and mlx-lm's in nvfp4, each expert with a scale of its own."""
+    for layer in experts():
+        for name in PROJECTIONS:
+            # Of experts as large as these a scale of eight bits says too little.
+            layer[name].weight = layer[name].weight * mx.arange(1, 9)[:, None, None]
+            layer[name] = layer[name].to_quantized(16, 4, "nvfp4", global_scale=True)
+        yield layer
+
+
+def test_scales_of_experts_are_those_of_mlx_lm():
+    ours, theirs = (dict(tree_flatten(layer.parameters())) for layer in scaled_experts())
+    assert ours.keys() == theirs.keys()
+    assert {f"{name}.global_scale" for name in PROJECTIONS} <= ours.keys()
+    for name, value in theirs.items():
+        assert mx.array_equal(ours[name], value).item(), name
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_products_go_by_the_scales_of_experts(tokens):
+    """MLX has such products on a GPU alone."""
+    ours, theirs = scaled_experts()
+    x, indices = tokens_and_choices(tokens)
+    if launch.gpu_target() is None:
+        for layer in (ours, theirs):
+            with pytest.raises(ValueError, match="Global scale is only supported on the GPU"):
+                layer(x, indices)
+        return
+    want = theirs(x, indices)
+    assert mx.abs(ours(x, indices) - want).max().item() <= 2**-15 * mx.abs(want).max().item()
+
+
+def test_only_nvfp4_has_scales_of_experts():
+    with pytest.raises(ValueError, match=r"'global_scale' must be False .* but got True and mxfp4"):
+        nn.SwitchLinear(64, 32, 4).to_quantized(32, 4, "mxfp4", global_scale=True)

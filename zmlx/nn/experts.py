@@ -93,12 +93,16 @@ class SwitchLinear(_Stacked):
         return _biased(self, y, indices)
 
     def to_quantized(
-        self, group_size: int | None = None, bits: int | None = None, mode: str = "affine"
+        self,
+        group_size: int | None = None,
+        bits: int | None = None,
+        mode: str = "affine",
+        global_scale: bool = False,
     ) -> QuantizedSwitchLinear:
         """The layer with quantised weights, for `mlx.nn.quantize`."""
         layer = QuantizedSwitchLinear(
             self.input_dims, self.output_dims, self.num_experts, False, group_size, bits, mode,
-            self.weight,
+            global_scale, self.weight,
         )  # fmt: skip
         if "bias" in self:
             layer.bias = self.bias
@@ -118,11 +122,13 @@ class QuantizedSwitchLinear(_Stacked):
             :func:`mlx.core.quantize`, also for the default.
         bits (int, optional): The bits of a weight.
         mode (str): The mode of :func:`mlx.core.quantize`. Default: ``"affine"``.
+        global_scale (bool): Whether each expert has a scale of its own besides, in mode
+            ``"nvfp4"``. MLX multiplies by these on a GPU alone. Default: ``False``.
         weight (array, optional): The weights to quantise; random ones unless given.
 
     Shape:
         - weight, scales and biases as :func:`mlx.core.quantize` returns them for
-          :math:`(E, H, D)`; bias: :math:`(E, H)`.
+          :math:`(E, H, D)`; bias: :math:`(E, H)`; global_scale: :math:`(E,)` in float32.
     """
 
     def __init__(
@@ -134,6 +140,7 @@ class QuantizedSwitchLinear(_Stacked):
         group_size: int | None = None,
         bits: int | None = None,
         mode: str = "affine",
+        global_scale: bool = False,
         weight: mx.array | None = None,
     ):
         super().__init__()
@@ -142,9 +149,22 @@ class QuantizedSwitchLinear(_Stacked):
         if weight is None:
             scale = math.sqrt(1 / input_dims)
             weight = mx.random.uniform(-scale, scale, (num_experts, output_dims, input_dims))
-        self.weight, self.scales, *biases = mx.quantize(weight, group_size, bits, mode)
-        if biases:
-            self.biases = biases[0]
+        if global_scale:
+            if mode != "nvfp4":
+                raise ValueError(
+                    f"[QuantizedSwitchLinear] 'global_scale' must be False where the mode is not "
+                    f"nvfp4 but got {global_scale} and {mode}."
+                )
+            self.global_scale = mx.abs(weight).max(axis=(-2, -1)).astype(mx.float32)
+            parts = [
+                mx.quantize(w, group_size, bits, mode, global_scale=scale)
+                for w, scale in zip(weight, self.global_scale, strict=True)
+            ]
+            self.weight, self.scales = (mx.stack(list(p)) for p in zip(*parts, strict=True))
+        else:
+            self.weight, self.scales, *biases = mx.quantize(weight, group_size, bits, mode)
+            if biases:
+                self.biases = biases[0]
         if bias:
             self.bias = mx.zeros((num_experts, output_dims))
         # What `None` stood for follows from the shapes.
@@ -166,6 +186,8 @@ class QuantizedSwitchLinear(_Stacked):
         )
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
+        # MLX before 0.32.3 does not know the name.
+        scaled = {"global_scale": self["global_scale"]} if "global_scale" in self else {}
         y = mx.gather_qmm(
             x,
             self["weight"],
@@ -177,6 +199,7 @@ class QuantizedSwitchLinear(_Stacked):
             bits=self.bits,
             mode=self.mode,
             sorted_indices=sorted_indices,
+            **scaled,
         )
         return _biased(self, y, indices)
 
