@@ -183,6 +183,24 @@ def test_experts_that_change_after_patching_are_taken_as_they_are():
     assert near(patched, model(LONG))
 
 
+def test_quantised_experts_with_adapters_are_replaced():
+    """Where groups are longer than what other experts are compared on, and of two lengths."""
+    from mlx_lm.tuner.lora import LoRASwitchLinear
+
+    experts = SwitchGLU(64, 128, 8)
+    experts.gate_proj = experts.gate_proj.to_quantized(32, 4)
+    experts.up_proj = experts.up_proj.to_quantized(32, 4)
+    experts.down_proj = experts.down_proj.to_quantized(64, 4)
+    for name in ("gate_proj", "down_proj"):
+        experts[name] = LoRASwitchLinear.from_base(experts[name])
+        experts[name].lora_b = 0.1 * mx.random.normal(experts[name].lora_b.shape)
+    x = mx.random.normal((50, 64))
+    indices = mx.random.randint(0, 8, (50, 2)).astype(mx.uint32)
+    want = experts(x, indices)
+    assert "experts" in zmlx.patch(experts).kinds()
+    assert near(experts(x, indices), want)
+
+
 def test_experts_without_their_router_and_routers_without_their_experts():
     for kind in ("router", "experts"):
         model = routed("qwen3_moe")

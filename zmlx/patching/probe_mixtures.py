@@ -89,17 +89,18 @@ def _bias(experts: int) -> mx.array:
     return 0.1 * mx.random.uniform(shape=(experts,), key=mx.random.key(5))
 
 
-def few(layer: nn.Module) -> nn.Module:
-    """The projections of stacked experts with short rows of their own weights."""
-    size = getattr(layer, "group_size", 16) if "scales" in layer else 16
+def few(layer: nn.Module, size: int) -> nn.Module:
+    """The projections of stacked experts with rows of `size` of their own weights."""
     parts = {}
     for name, value in layer.items():
         if not isinstance(value, mx.array):
-            parts[name] = few(value) if isinstance(value, nn.Module) else value
+            parts[name] = few(value, size) if isinstance(value, nn.Module) else value
         elif name == "weight" and "scales" in layer:
             parts[name] = value[:, :size, : size * layer.bits // 32]
         elif name in ("scales", "biases"):
-            parts[name] = value[:, :size, :1]
+            parts[name] = value[:, :size, : size // layer.group_size]
+        elif name == "global_scale":
+            parts[name] = value
         else:
             parts[name] = value[:, :size, :size] if value.ndim == 3 else value[:, :size]
     return shadow(layer, parts)  # type: ignore[no-any-return]
@@ -123,10 +124,10 @@ def twins(module: nn.Module, plan: Any, dtype: mx.Dtype) -> Iterator[Twin]:
     """(small module, array, what to compare of its result, further arguments) for experts and
     routers."""
     if isinstance(plan, ExpertsPlan):
-        small = {path: few(child_of(module, path)) for path in (plan.gate, plan.up, plan.down)}
-        twin = shadow(module, small)
-        last = small[plan.gate]
-        width = 16 if "scales" not in last else last.group_size
+        own = {path: child_of(module, path) for path in (plan.gate, plan.up, plan.down)}
+        layers = (layer for p in own.values() for layer in p.modules() if "scales" in layer)
+        width = max((layer.group_size for layer in layers), default=16)
+        twin = shadow(module, {path: few(p, width) for path, p in own.items()})
         for tokens in (4, 40):  # in place, and sorted
             x = mx.random.normal((tokens, width), key=mx.random.key(7)).astype(dtype)
             indices = mx.random.randint(0, plan.count, (tokens, 2), key=mx.random.key(8))
