@@ -266,6 +266,7 @@ static void host_multiply(unsigned a, unsigned b, float& x, float& y, float (*va
 
 // ---- the table of intrinsics (prelude/cuda/intrinsics.h) ----
 
+#define ZK_MOST_ALIGNED 32
 #define ZK_MAXIMUM fmaxf
 #define ZK_MINIMUM fminf
 #define ZK_INTRINSICS_ON_HOST                                                                      \

@@ -463,3 +463,35 @@ def test_a_parameter_that_is_a_constant_array_is_no_constant():
         not in text_of(launch_of("y[0] = total(t);", header=header)).rpartition("total(")[2]
     )
     ptx("y[0] = total(t) + first(&t);", header=header)
+
+
+@pytest.mark.parametrize(
+    ("declaration", "size", "alignment"),
+    [
+        ("struct S { int a; long3 v; };", 64, 32),
+        ("struct S { int a; ulong4 v[2]; };", 96, 32),
+        ("template <class T> struct Any { char a; T v; }; typedef Any<long4> S;", 64, 32),
+        ("using V = long4; union S { V v; char a[40]; };", 64, 32),
+        ("struct S { char a; float4x4 m; };", 80, 16),
+        ("struct S { char a; packed_half3 v; half h; packed_bfloat4 b; };", 18, 2),
+        ("struct __attribute__((packed)) S { char a; packed_half3 v; half h; };", 9, 1),
+        ("typedef struct { char a; half3 v; bfloat b; } __attribute__((packed)) S;", 11, 1),
+        ("struct S { char a; half h[3]; long4 v; } __attribute__((packed));", 39, 1),
+        ("struct S { char a; union { struct { half d, m; }; half2 dm; }; float4 v; }"
+         " __attribute__((packed));", 21, 1),
+        ("template <class T> struct [[gnu::packed]] Any { char a; T v; }; typedef Any<half> S;",
+         3, 1),
+    ],
+)  # fmt: skip
+def test_members_lie_where_metal_has_them(declaration, size, alignment):
+    ptx(
+        f"threadgroup S s[2]; thread S* p; y[0] = sizeof(s) + (p == nullptr); static_assert("
+        f"sizeof(S) == {size} && alignof(S) == {alignment}, \"\");",
+        header=declaration + "\n",
+    )  # fmt: skip
+
+
+def test_threadgroup_memory_of_wide_vectors_begins_where_they_do():
+    text = ptx("threadgroup long4 s[2]; s[thread_index_in_simdgroup % 2] = long4(x[0]);"
+               "threadgroup_barrier(mem_flags::mem_threadgroup); y[0] = s[0].w;")  # fmt: skip
+    assert ".shared .align 32 " in text

@@ -171,6 +171,28 @@ CLASSES = {
         """,
         {"T": mx.float16},
     ),
+    "members lie where their types say, or packed": Row(
+        "Front f = {1, half(2), half3(3), 0, packed_half3(4), packed_half4(5), long4(6)};\n"
+        "One<half> o = {uchar(7), half(x[i])}; threadgroup Wide w[8]; w[i].u = ulong4(i);\n"
+        "f.h += half(1); f.q.y *= half(2); r = f.h + f.v.z + f.p.x + f.q.y + float(f.l.w);\n"
+        "r += o.t + float(w[i].u.w) + sizeof(Wide);",
+        2 + 1 + 3 + 4 + 10 + 6 + X + INDEX + 192,
+        """
+        struct Wide { int n; long4 l; uchar c; long3 m[2]; ulong4 u; };
+        static_assert(sizeof(Wide) == 192 && alignof(Wide) == 32);
+        struct Narrow { uchar c; packed_half3 p; half h; packed_half4 q; half4 v; };
+        static_assert(sizeof(Narrow) == 32 && alignof(Narrow) == 8);
+        struct __attribute__((packed)) Front {
+            uchar c; half h; half3 v; uchar d; packed_half3 p; packed_half4 q; long4 l;
+        };
+        static_assert(sizeof(Front) == 58);
+        typedef struct { uchar c; half h; float3 v; } __attribute__((packed)) Behind;
+        static_assert(sizeof(Behind) == 19 && sizeof(Behind[2]) == 38);
+        template <typename T> struct __attribute__((packed)) One { uchar c; T t; };
+        static_assert(sizeof(One<half>) == 3 && sizeof(One<long3>) == 33);
+        """,
+        on_cuda=False,
+    ),
     "values in braces behind a type in brackets": Row(
         "Pair p = (Pair){x[i], (half2){2, 3}}; r = p.a + p.b.y + total((float3){1, 2});\n"
         "r += ((const float2){4, 5}).y * (i < 4 ? (float){1} : 2); if (i > 8) { r = 0; }",

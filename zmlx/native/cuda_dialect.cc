@@ -213,6 +213,7 @@ Rewritten cuda_text(Unit& unit, const Library& library,
   rewrite_address_spaces(unit);
   free_specialised_operators(unit);
   name_constructors(unit);
+  pack_structs(unit);
   unwrap_literals(unit);
   expand_designators(unit);
   suffix_literals(unit);

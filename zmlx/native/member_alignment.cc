@@ -104,9 +104,22 @@ class WideTypes {
   bool deduced_ = false;    // a wide type is named, which a call may deduce a parameter from
 };
 
-// The braces of structs that are __attribute__((packed)), in front or behind. g++ packs no members
-// with constructors, which half and the vectors are, unless a pragma says so.
-std::set<size_t> pack(Unit& unit) {
+// Metal's answer, where C++ has that of the vectors here.
+void ask_members_alignment(Unit& unit) {
+  for (size_t i = 0; i < unit.tokens.size(); ++i) {
+    auto& token = unit.tokens[i];
+    if (!token.is("alignof") || !unit.tokens[i + 1].is("(")) continue;
+    token.text = "size_t(zk_member_alignment<";
+    unit.tokens[i + 1].dropped = true;
+    unit.tokens[unit.outline.partner[i + 1]].text = ">)";
+  }
+}
+
+}  // namespace
+
+// g++ packs no members with constructors, which half and the vectors are, and NVRTC no struct whose
+// attribute stands behind it, unless a pragma says so.
+std::set<size_t> pack_structs(Unit& unit) {
   Tokens& tokens = unit.tokens;
   std::set<size_t> packed;
   for (size_t i = 0; i < tokens.size(); ++i) {
@@ -132,24 +145,11 @@ std::set<size_t> pack(Unit& unit) {
   return packed;
 }
 
-// Metal's answer, where C++ has that of the vectors here.
-void ask_members_alignment(Unit& unit) {
-  for (size_t i = 0; i < unit.tokens.size(); ++i) {
-    auto& token = unit.tokens[i];
-    if (!token.is("alignof") || !unit.tokens[i + 1].is("(")) continue;
-    token.text = "size_t(zk_member_alignment<";
-    unit.tokens[i + 1].dropped = true;
-    unit.tokens[unit.outline.partner[i + 1]].text = ">)";
-  }
-}
-
-}  // namespace
-
 bool align_members(Unit& unit) {
   Tokens& tokens = unit.tokens;
   ask_members_alignment(unit);
   WideTypes wide_types(unit);
-  std::set<size_t> packed = pack(unit);
+  std::set<size_t> packed = pack_structs(unit);
   bool aligned = false;
   for (size_t i = 2; i + 1 < tokens.size(); ++i) {
     if (tokens[i].kind != Token::word || !unit.outline.in_type(i)) continue;

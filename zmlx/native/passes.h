@@ -75,6 +75,8 @@ bool declares_variable(const Unit&, size_t space);
 void rewrite_address_spaces(Unit&);
 
 // member_alignment.cc
+// The braces of structs that are __attribute__((packed)), in front or behind.
+std::set<size_t> pack_structs(Unit&);
 bool align_members(Unit&);  // whether there are any
 
 // anonymous_structs.cc

@@ -4,8 +4,8 @@
 #define ZK_MAXIMUM ::fmaxf
 #define ZK_MINIMUM ::fminf
 #define ZK_RSQRT ::rsqrtf
-// Bytes that one instruction loads at most.
-#define ZK_MOST_ALIGNED 16
+// Vectors are where Metal has them, long4 at a multiple of 32 bytes.
+#define ZK_MOST_ALIGNED 32
 // The constants of a text are computed by the compiler, without instructions.
 #define ZK_CONVERT(convert, x) (__builtin_is_constant_evaluated() ? convert(x) : convert##_now(x))
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 800

@@ -155,7 +155,7 @@ struct zk_layout {
 // Threadgroup variables. Bytes, because types with a constructor cannot be shared themselves.
 template <class Declared, int number, class Memory>
 __forceinline__ Declared& zk_threadgroup(Memory) {
-  alignas(16) __shared__ char memory[sizeof(Declared)];
+  alignas(Declared) alignas(16) __shared__ char memory[sizeof(Declared)];
   return *(Declared*)memory;
 }
 
