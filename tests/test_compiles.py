@@ -97,6 +97,20 @@ def test_threads_compile_a_kernel_once(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "\n"
 
 
+FAILS = """
+try:
+    launch()
+except RuntimeError as error:
+    print(ascii(str(error)))
+"""
+
+
+def test_a_compiler_may_say_what_is_no_utf_8(tmp_path: Path) -> None:
+    latin = compiler(tmp_path, r"printf 'kernel.cc: erreur d\351j\340 vue\n'; exit 1")
+    output = finish(start(FAILS, ZMLX_CACHE_DIR=str(tmp_path / "cache"), ZMLX_CXX=latin))
+    assert r"kernel.cc: erreur d\ufffdj\ufffd vue" in output
+
+
 def test_a_compile_that_fails_fails_in_every_thread(tmp_path: Path) -> None:
     slow = compiler(tmp_path, f"echo >> {tmp_path}/log; sleep 0.3")
     output = finish(

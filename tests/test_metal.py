@@ -178,6 +178,7 @@ def test_newer_keywords_of_cpp_are_names() -> None:
     ({"source": " "}, "'source' must not be empty"),
     ({"source": None}, "'source' must be a str"),
     ({"header": b""}, "'header' must be a str"),
+    ({"header": "// \udc80\n"}, "'header' must hold no surrogates but got '\\udc80'"),
     ({"math_mode": "loose"}, "'math_mode' must be one of"),
     ({"name": 3}, "'name' must be an identifier but got 3"),
     ({"input_names": "xs"}, "'input_names' must be a sequence of names but got 'xs'"),

@@ -1,7 +1,10 @@
 """The strict front end refuses what Metal refuses, and nothing else."""
 
+import os
 import re
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import mlx
@@ -333,3 +336,14 @@ def test_a_kernel_of_the_header_whose_template_takes_a_function_is_a_kernel():
         "kernel void one(device const U* a [[buffer(0)]]) { threadgroup float s[4]; s[0] = a[0]; }"
     )
     assert not strict.check(text(header, "y[0] = x[0];"))
+
+
+def test_letters_beyond_ascii_are_read_in_any_locale():
+    kernel = "// é\n[[kernel]] void f(device float* a [[buffer(0)]]) {\n  a[0] = µ; // 中文\n}\n"
+    code = f"from zmlx import strict; print(ascii(str(strict.check({kernel!a})[0])))"
+    plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **plain}, capture_output=True, check=True
+    )
+    assert rb"use of undeclared identifier '\xb5'" in done.stdout
+    assert rb"// \u4e2d\u6587" in done.stdout

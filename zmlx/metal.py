@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -40,6 +41,7 @@ from .transforms import Record, Reference, Rule, custom_function, is_strict
 
 _MATH_MODES = ("safe", "relaxed", "fast")
 _LAUNCHES_KEPT = 256
+_SURROGATE = re.compile("[\ud800-\udfff]")  # which no compiler can read
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class KernelSpec:
         for argument, text in (("source", self.body), ("header", self.header)):
             if not isinstance(text, str):
                 raise bad(argument, "be a str", text)
+            if (half := _SURROGATE.search(text)) is not None:
+                raise bad(argument, "hold no surrogates", half.group())
         if not self.body.strip():
             raise bad("source", "not be empty", self.body)
         if self.math_mode not in _MATH_MODES:

@@ -211,6 +211,21 @@ def test_what_is_written_to_an_input_is_shown_in_the_users_line_alone() -> None:
         assert message.endswith("`x[i] = 2;`: assignment of read-only memory, such as an input")
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("out[0] = mesuré; // 中文", "'mesuré' was not declared in this scope"),
+        ("struct 型 { float a; }; 型 𝛼 = {1}; 𝛼.b = 2;", "::型' has no member named 'b'"),
+        ("out[0] = 1 € 2;", "expected ';' before '€'"),
+        ('static_assert(sizeof(float) == 3, "é µ");', "static assertion failed: é µ (4 == 3)"),
+    ],
+)
+def test_letters_beyond_ascii_are_shown_as_they_are_written(line: str, message: str) -> None:
+    said = refusal(f"// é µ 中\u2028文\n/* é\n */\n{line}")
+    assert f"line 4 of the source: `{line}`: " in said
+    assert said.endswith(message)
+
+
 def test_two_mistakes_are_both_reported() -> None:
     message = refusal("out[0] = one;\nout[1] = 1;\nout[2] = two;")
     assert "line 1 of the source: `out[0] = one;`" in message

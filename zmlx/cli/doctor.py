@@ -132,7 +132,9 @@ def _compiler() -> str:
         path = native.compiler_path()
     except (ImportError, RuntimeError) as error:
         return str(error)
-    output = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+    output = subprocess.run(
+        [path, "--version"], capture_output=True, text=True, errors="replace", check=False
+    ).stdout
     return f"{path}: {(output.splitlines() or ['no version'])[0]}"
 
 

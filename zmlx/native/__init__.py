@@ -214,7 +214,7 @@ def _build(mlx: _MLX, compiler: str) -> bytes:
 
 def _run_all(commands: list[list[str]], at_once: int) -> None:
     def run(command: list[str]) -> None:
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         if done.returncode != 0:
             raise RuntimeError(
                 f"[zmlx] The CPU core does not compile. Command: {' '.join(command)}\n{done.stderr}"

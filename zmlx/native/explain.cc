@@ -68,6 +68,25 @@ void replace_all(std::string* text, const std::string& from, const std::string& 
   }
 }
 
+std::string utf8(unsigned long code) {
+  auto rest = [&](int shift) { return char(0x80 | (code >> shift & 0x3f)); };
+  if (code < 0x800) return {char(0xc0 | code >> 6), rest(0)};
+  if (code < 0x10000) return {char(0xe0 | code >> 12), rest(6), rest(0)};
+  return {char(0xf0 | code >> 18), rest(12), rest(6), rest(0)};
+}
+
+// \U000000e9, which is how g++ spells a letter where the locale is C, back as the letter.
+void restore_letters(std::string* text) {
+  for (size_t at = 0; (at = text->find("\\U", at)) != std::string::npos; ++at) {
+    std::string digits = text->substr(at + 2, 8);
+    char* end = nullptr;
+    unsigned long code = std::strtoul(digits.c_str(), &end, 16);
+    if (digits.size() == 8 && !*end && code >= 0x80 && code < 0x110000) {
+      text->replace(at, 10, utf8(code));
+    }
+  }
+}
+
 // zk_swizzle<0, 1> and zk_swizzle_ref<0, 1> back as .xy
 void restore_swizzles(std::string* text) {
   for (size_t at = 0; (at = text->find("zk_swizzle", at)) != std::string::npos;) {
@@ -102,6 +121,7 @@ std::string ambiguous_call(const std::string& text) {
 // Names of the prelude as the user writes them, why what has no index may be none, and a location
 // that cannot be written without the compiler's expression for it, which the line shows better.
 std::string plain(std::string text) {
+  restore_letters(&text);
   size_t location = text.find(" of read-only location ");
   if (location != std::string::npos) {
     return text.substr(0, location) + " of read-only memory, such as an input";

@@ -7,6 +7,13 @@
 namespace zmlx {
 namespace {
 
+// A compiler's messages may hold bytes that are no UTF-8.
+void set_error(PyObject* type, const std::exception& error) {
+  const char* text = error.what();
+  PyObject* message = PyUnicode_DecodeUTF8(text, Py_ssize_t(std::strlen(text)), "replace");
+  if (message) PyErr_SetObject(type, Ref(message).get());
+}
+
 // Every function runs inside this: C++ exceptions become Python's.
 template <typename Body>
 PyObject* guarded(Body body) {
@@ -16,12 +23,12 @@ PyObject* guarded(Body body) {
   } catch (const PythonError&) {
   } catch (const Interrupted&) {
   } catch (const TypeError& error) {
-    PyErr_SetString(PyExc_TypeError, error.what());
+    set_error(PyExc_TypeError, error);
   } catch (const std::invalid_argument& error) {
-    PyErr_SetString(PyExc_ValueError, error.what());
+    set_error(PyExc_ValueError, error);
   } catch (const std::exception& error) {
     // A terminal's ^C reaches the compiler, too: that it stopped is then not what happened.
-    if (PyErr_CheckSignals() == 0) PyErr_SetString(PyExc_RuntimeError, error.what());
+    if (PyErr_CheckSignals() == 0) set_error(PyExc_RuntimeError, error);
   }
   return nullptr;
 }

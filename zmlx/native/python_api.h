@@ -37,6 +37,7 @@ int PyDict_SetItemString(PyObject*, const char*, PyObject*);
 PyObject* PyDict_GetItemWithError(PyObject*, PyObject*);
 PyObject* PyBytes_FromStringAndSize(const char*, Py_ssize_t);
 PyObject* PyUnicode_FromStringAndSize(const char*, Py_ssize_t);
+PyObject* PyUnicode_DecodeUTF8(const char*, Py_ssize_t, const char* errors);
 const char* PyUnicode_AsUTF8AndSize(PyObject*, Py_ssize_t*);
 PyObject* PyLong_FromLongLong(long long);
 long long PyLong_AsLongLong(PyObject*);
@@ -47,7 +48,7 @@ PyObject* PyCapsule_New(void*, const char* name, void (*destructor)(PyObject*));
 void* PyCapsule_GetPointer(PyObject*, const char* name);
 
 PyObject* PyErr_Occurred();
-void PyErr_SetString(PyObject*, const char*);
+void PyErr_SetObject(PyObject*, PyObject*);
 void PyErr_Fetch(PyObject**, PyObject**, PyObject**);
 void PyErr_Restore(PyObject*, PyObject*, PyObject*);
 void PyErr_NormalizeException(PyObject**, PyObject**, PyObject**);

@@ -68,7 +68,8 @@ def _run(*arguments: str, text: str | None = None) -> subprocess.CompletedProces
         [_zig(), "clang", *_FLAGS, *arguments],
         input=text,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
         cwd=_directory(),
         check=False,
     )
@@ -100,7 +101,7 @@ def _read(version: int, text: str, pointers: bool) -> list[Diagnostic]:
         text=f'{enabled}# 1 "kernel.metal"\n{text}\n',
     )  # fmt: skip
     found: list[Diagnostic] = []
-    for line in done.stderr.splitlines():
+    for line in done.stderr.split("\n"):
         match = _LINE.match(line)
         if match is None:
             continue

@@ -210,6 +210,8 @@ def _check_memory(spec: KernelSpec, log: str) -> None:
 
 _MESSAGE = re.compile(r"^(\w+)\((\d+)\): (?:catastrophic )?error: (.*)$")
 _CONTEXT = re.compile(r"at line (\d+) of (source|header)$")
+#: Letters beyond ASCII, of which CUDA has none: the bytes of one are spelled in its place.
+_SPELLED = re.compile("x(?:[cd].|e.x[89ab].|f[0-4]x[89ab].x[89ab].)x[89ab][0-9a-f]")
 
 
 def explain(spec: KernelSpec, log: str) -> str:
@@ -232,9 +234,12 @@ def explain(spec: KernelSpec, log: str) -> str:
 
 
 def _place(spec: KernelSpec, file: str, number: int, message: str) -> str:
-    lines = (spec.body if file == "source" else spec.header).splitlines()
+    lines = (spec.body if file == "source" else spec.header).split("\n")
     line = lines[number - 1].strip() if number <= len(lines) else ""
     message = re.sub(r" \(declared at line \d+ of zmlx\)", "", message)
+    # NVRTC has ? in the place of what is not ASCII, which the line shows.
+    message = re.sub(r'^(static assertion failed) with ".*\?.*"$', r"\1", message)
+    message = _SPELLED.sub(lambda m: bytes.fromhex(m[0].replace("x", "")).decode(), message)
     for generated in ("zk::<unnamed>::", "metal::", "zk_"):
         message = message.replace(generated, "")
     if "must have pointer-to-object type" in message:
