@@ -106,6 +106,9 @@ def flows(source, header=""):
         ("if (thread_position_in_grid.z >= 9) return; y[0] = simd_sum(x[0]);", [(0, 1)]),
         ("for (uint i = thread_index_in_simdgroup; i < 9; ++i) y[0] = simd_sum(x[i]);", [(2, 0)]),
         ("for (uint i = 0; i < 9; ++i) y[0] = simd_sum(x[i]);", [(0, 0)]),
+        ("for (ushort i : {16, 8}) if (i > 8) y[0] = simd_sum(x[i]);", [(0, 0)]),
+        ("for (uint i : {thread_index_in_simdgroup, 8u}) if (i > 8) y[0] = simd_sum(x[i]);",
+         [(2, 0)]),
         ("uint n = thread_index_in_simdgroup;"
          "while (n) { y[0] = simd_sum(x[n]); n /= 2; }", [(2, 0)]),
         ("uint t = thread_position_in_grid.x;"

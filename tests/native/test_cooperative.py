@@ -268,3 +268,24 @@ def test_a_helper_may_use_thousands_of_bytes_of_stack() -> None:
     for i in range(64):
         lanes = range(i // 32 * 32, i // 32 * 32 + 32)
         assert result[i] == sum(2 * lane for lane in lanes) + 4096 * i
+
+
+def test_threads_meet_in_loops_over_lists() -> None:
+    source = """
+        threadgroup float shared[64];
+        uint i = thread_position_in_threadgroup.x;
+        float v = x[i];
+        for (ushort lanes : {16, 8, 4, 2, 1}) v += simd_shuffle_xor(v, lanes);
+        for (auto factor : {2.0f, 3.0f}) {
+            shared[i] = v * factor;
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            v += shared[63 - i];
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+        }
+        out[i] = v;
+    """
+    x = np.arange(64, dtype=np.float32)
+    sums = x.reshape(2, 32).sum(1).repeat(32)
+    first = sums + 2 * sums[::-1]
+    kernel = Metal(source, {"x": mx.array(x)}, (64, mx.float32), 64, 64)
+    np.testing.assert_array_equal(in_every_schedule(kernel), first + 3 * first[::-1])

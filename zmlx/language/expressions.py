@@ -131,6 +131,32 @@ STATEMENTS = {
         "do ++k, ++k; while (k < 3); r = k;",
         np.select([INDEX % 3 == 0, INDEX % 3 == 1], [3, 14], 12),
     ),
+    "loops over lists in braces": Row(
+        """
+        r = 0;
+        for (auto v : {1, 2}) r += v;
+        for (float v : {x[i], 1.5f}) { r += v; }
+        for (ushort n : {16, 8}) for (half h : {half(n), 0.5h}) r += h;
+        for (Pair p : {Pair{1, 2}, Pair{3, 4}}) r += p.a * p.b;
+        """,
+        3 + X + 1.5 + 25 + 14,
+        "struct Pair { int a; float b; };",
+        on_cuda=False,
+    ),
+    "loops over arrays": Row(
+        """
+        float a[2][2] = {{1, 2}, {3, x[i]}};
+        for (thread auto& row : a) for (thread float& v : row) v *= 2;
+        r = 0;
+        for (const thread auto& row : a) for (auto v : row) r += v;
+        for (float v : table) r += v;
+        array<float, 2> b = {1, 2};
+        for (auto v : b) r += v;
+        """,
+        12 + 2 * X + 7 + 3,
+        "constant float table[2] = {3, 4};",
+        on_cuda=False,
+    ),
     "new keywords of C++ are names": Row(
         "int concept = 1, requires = 2; r = concept + requires;", 3
     ),

@@ -123,6 +123,24 @@ struct zk_member {
 }  // namespace metal
 using namespace metal;
 
+// The type that C++ makes of braces, as far as loops and vectors read it; NVRTC has it built in.
+#if !defined(__CUDACC_RTC__) && !defined(_INITIALIZER_LIST)
+#define _INITIALIZER_LIST
+namespace std {
+template <class E>
+class initializer_list {
+  const E* first;
+  metal::size_t count;
+  constexpr initializer_list(const E* first, metal::size_t count) : first(first), count(count) {}
+
+ public:
+  constexpr initializer_list() : first(nullptr), count(0) {}
+  constexpr const E* begin() const { return first; }
+  constexpr const E* end() const { return first + count; }
+};
+}  // namespace std
+#endif
+
 #define CHAR_BIT 8
 #define SCHAR_MAX 127
 #define SCHAR_MIN (-128)

@@ -4,24 +4,6 @@
 
 #define ZK_VECTORS 1
 
-// The type that C++ makes of braces, as far as vectors read it; NVRTC has it built in.
-#if !defined(__CUDACC_RTC__) && !defined(_INITIALIZER_LIST)
-#define _INITIALIZER_LIST
-namespace std {
-template <class E>
-class initializer_list {
-  const E* first;
-  metal::size_t count;
-  constexpr initializer_list(const E* first, metal::size_t count) : first(first), count(count) {}
-
- public:
-  constexpr initializer_list() : first(nullptr), count(0) {}
-  constexpr const E* begin() const { return first; }
-  constexpr const E* end() const { return first + count; }
-};
-}  // namespace std
-#endif
-
 namespace metal {
 
 template <class T, int N>

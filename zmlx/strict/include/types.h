@@ -582,3 +582,16 @@ constexpr To as_type(From x) {
 
 }  // namespace metal
 using namespace metal;
+
+// Of braces in the head of a loop.
+namespace std {
+template <typename T>
+class initializer_list {
+  __decay(const T[1]) first;  // clang wants a pointer without a space
+  size_t count;
+};
+template <typename T>
+const thread T* begin(initializer_list<T>);
+template <typename T>
+const thread T* end(initializer_list<T>);
+}  // namespace std
