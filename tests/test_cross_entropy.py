@@ -16,6 +16,7 @@ import zmlx
 from zmlx import metal
 from zmlx.kernels import cross_entropy, linear_cross_entropy
 from zmlx.kernels.cross_entropy import cross_entropy_reference
+from zmlx.targets import cpu
 from zmlx.testing import assert_matches, oracle_namespace, to_numpy
 
 XP = oracle_namespace()
@@ -181,6 +182,26 @@ def test_a_shapeless_gradient_takes_other_rows(reduction, weighted):
         targets = mx.arange(lead[0] * lead[1]).reshape(lead) % 7
         want = np.array(mx.grad(loss)(logits, targets))
         np.testing.assert_allclose(gradient(logits, targets), want, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("core", [True, False], ids=["core", "no core"])
+def test_a_shapeless_compile_reads_the_weights_that_there_are(core, monkeypatch):
+    if not core:  # as on a Mac
+        monkeypatch.setattr(cpu, "_core_if_any", lambda: None)
+
+    def loss(logits, targets, class_weights):
+        return cross_entropy(logits, targets, class_weights, reduction="none")
+
+    with zmlx.target("reference"):
+        compiled = mx.compile(loss, shapeless=True)
+        for classes in (5, 3, 9):
+            targets = mx.array([0, 2, classes - 1, classes, 70])
+            logits = mx.arange(5.0 * classes).reshape(5, classes).cos()
+            class_weights = mx.arange(1.0, classes + 1)
+            got = compiled(logits, targets, class_weights)
+            want = nn.losses.cross_entropy(logits[:3], targets[:3]) * class_weights[targets[:3]]
+            np.testing.assert_allclose(got[:3], want, rtol=1e-5)
+            assert mx.isnan(got[3:]).all()
 
 
 def test_axis_moves_the_classes():

@@ -336,6 +336,12 @@ def test_no_tokens_have_gradients(make, bias):
     assert not any(mx.any(g).item() for _, g in tree_flatten(gradients))
 
 
+def test_a_shapeless_compile_does_not_keep_that_there_were_no_tokens():
+    layer = nn.SwitchGLU(8, 16, 4)
+    with pytest.raises(ValueError, match="cannot infer output shapes"):
+        mx.compile(layer, shapeless=True)(mx.zeros((0, 8)), mx.zeros((0, 2), mx.int32))
+
+
 @pytest.mark.on_cpu
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
 def test_a_patched_mixture_runs_as_before(dtype):

@@ -36,6 +36,25 @@ def agrees(out, *inputs):
     assert_matches(out, attention(*inputs), attention(*inputs, dtype=np.float32))
 
 
+def test_a_shapeless_compile_takes_tables_of_other_widths():
+    def slots(table, lengths):
+        return nn.slot_mapping(table, lengths, 3, block_size=4)
+
+    compiled = mx.compile(slots, shapeless=True)
+    for table, lengths in (([[0, 1], [3, 2]], [3, 8]), ([[5, 0, 4]], [12])):
+        table, lengths = mx.array(table), mx.array(lengths)
+        assert compiled(table, lengths).tolist() == slots(table, lengths).tolist()
+
+
+def test_a_shapeless_compile_does_not_keep_that_nothing_was_written():
+    def write(keys, slots):
+        return nn.reshape_and_cache(keys, keys, zeros(3, 4, 2, 8), zeros(3, 4, 2, 8), slots)
+
+    for count in (0, 3):
+        with pytest.raises(ValueError, match=r"\[reshape_and_cache\] cannot infer output shapes"):
+            mx.compile(write, shapeless=True)(zeros(count, 2, 8), mx.arange(count))
+
+
 @pytest.mark.parametrize("runs", ["zmlx", "mlx"])
 def test_steps_over_a_pool_are_attention_over_the_sequence(runs):
     """A prompt of 5 tokens and then single ones, over blocks in no order."""

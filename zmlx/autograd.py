@@ -162,7 +162,7 @@ class ExpressionFunction(BroadcastFunction):
         given = declared(self.name, kernel(None).evaluate, vjp)
 
         def reference(*inputs: mx.array) -> Arrays:
-            if cpu.maybe_tracing(inputs) == cpu.DYNAMIC:
+            if cpu.any_shape(inputs):
                 raise ValueError(
                     f"[{self.name}] a function with given derivatives must not be traced by "
                     "mx.compile(shapeless=True), where MLX has no custom derivatives."
@@ -332,12 +332,11 @@ def differentiable(
 
     def function(*arrays: mx.array) -> Any:
         plain = launch.settings().target == "reference"
-        tracing = 0 if plain else cpu.maybe_tracing(arrays)
-        if reference is not None and (plain or tracing == cpu.DYNAMIC):
+        if reference is not None and (plain or cpu.any_shape(arrays)):
             outputs: Any = reference(*arrays)
             one = isinstance(outputs, (tuple, list)) and len(outputs) == 1
             return outputs[0] if one else outputs
-        return wrapped(*arrays) if tracing else forward(*arrays)
+        return wrapped(*arrays) if cpu.maybe_tracing(arrays) else forward(*arrays)
 
     function.__name__ = name
     function.__doc__ = forward.__doc__

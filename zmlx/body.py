@@ -95,11 +95,11 @@ class BodyKernel:
             if result is not None:
                 return result
         check(self.name, [a for _, a in self._declared], [inputs[i] for i, _ in self._declared])
-        tracing = 0 if settings.target == "reference" else cpu.maybe_tracing(inputs)
         if checked and self.values is not None and cpu.have_values(inputs):
             self.values(*inputs)
-        if settings.target == "reference" or tracing == cpu.DYNAMIC:
-            outputs = (self.dynamic if tracing else self.reference)(*inputs)
+        any_shape = cpu.any_shape(inputs)
+        if settings.target == "reference" or any_shape:
+            outputs = (self.dynamic if any_shape else self.reference)(*inputs)
             return outputs[0] if len(outputs) == 1 else outputs
         key = cpu.signature(inputs)
         prepared = launches.get(key)

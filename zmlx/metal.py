@@ -274,7 +274,7 @@ class MetalKernel:
         reference = None
         if self.reference is not None:
             reference = partial(_outputs, self.spec, self.reference, shapes, dtypes)
-            dynamic = cpu.maybe_tracing(arrays) == cpu.DYNAMIC
+            dynamic = cpu.any_shape(arrays)
             if dynamic or settings.target == "reference":
                 shapes = None if dynamic else shapes
                 outputs = _outputs(self.spec, self.reference, shapes, dtypes, *arrays)

@@ -144,11 +144,10 @@ class PatternKernel:
             return self._lifted(inputs)
         if self.long is not None and self._like(inputs)[1] > launch.LONGEST_KEPT_ROW:
             return self.long(*inputs)
-        tracing = 0 if settings.target == "reference" else cpu.maybe_tracing(inputs)
-        if settings.target == "reference" or tracing == cpu.DYNAMIC:
+        if settings.target == "reference" or cpu.any_shape(inputs):
             outputs = self.evaluate(*inputs)
             return outputs[0] if len(outputs) == 1 else outputs
-        if tracing and self.training is not None:
+        if self.training is not None and cpu.maybe_tracing(inputs):
             outputs = self.training(*inputs)[: len(self.dtypes)]
             return outputs[0] if len(outputs) == 1 else outputs
         key = cpu.signature(inputs)

@@ -83,6 +83,15 @@ def complete(
     return done
 
 
+def refuses_any_shape(op: str, remedy: str = "compile with shapes") -> Callable[..., Any]:
+    """What a shapeless compile finds of an op whose results have a shape that MLX cannot infer."""
+
+    def refuse(*inputs: mx.array) -> Any:
+        raise ValueError(f"[{op}] cannot infer output shapes in a shapeless compile; {remedy}.")
+
+    return refuse
+
+
 def mapped(
     function: Callable[..., Sequence[mx.array]],
     inputs: Sequence[mx.array],

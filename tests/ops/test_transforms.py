@@ -2,6 +2,9 @@
 
 import io
 import re
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -10,6 +13,7 @@ import pytest
 
 import zmlx
 from zmlx.launch import gpu_target
+from zmlx.targets import cpu
 from zmlx.testing import draw, gradients, to_numpy
 from zmlx.transforms import strict
 
@@ -56,17 +60,22 @@ def weighted(result):
     )
 
 
-def loss_of(op, values, which, function=None):
-    """A scalar function of the differentiable arguments."""
-    function = function or op.function
+def with_arguments(function, values, which):
+    """The outputs as a function of the arguments `which`, and these."""
 
-    def loss(*some):
+    def of(*some):
         full = list(values)
         for i, value in zip(which, some, strict=True):
             full[i] = value
-        return weighted(function(*full))
+        return list(outputs(function(*full)))
 
-    return loss, [values[i] for i in which]
+    return of, [values[i] for i in which]
+
+
+def loss_of(op, values, which, function=None):
+    """A scalar function of the differentiable arguments."""
+    of, some = with_arguments(function or op.function, values, which)
+    return (lambda *some: weighted(of(*some))), some
 
 
 def all_gradients(op, values, which, function=None):
@@ -118,6 +127,43 @@ def test_gradients_of_a_shapeless_compile_take_another_shape(op):
     for case in op.cases[1:3]:
         values = of_three_axes(op, case)
         close(compiled(*values), mx.grad(loss, argnums=op.differentiable)(*values))
+
+
+@NOT_ON_METAL
+@pytest.mark.parametrize("target", [None, "reference", "reference without a core"])
+@EVERY_OP
+def test_a_shapeless_compile_that_begins_without_rows_takes_rows(op, target, monkeypatch):
+    """And none after them. What an op returns early for none would be the graph of all calls."""
+    if target == "reference without a core":  # as on a Mac
+        target = "reference"
+        monkeypatch.setattr(cpu, "_core_if_any", lambda: None)
+    case = op.cases[1]
+    values = of_three_axes(op, case)
+    sizes = {s: 0 if s == "R" else n for s, n in case.sizes.items()}  # R is a number of rows
+    none = of_three_axes(op, replace(case, lead=(0, *case.lead[1:]), sizes=sizes))
+    which, count = op.differentiable, len(values)
+
+    def both(function, *arrays):
+        """Outputs, and their gradients with the cotangents behind the arguments."""
+        if not which:
+            return outputs(function(*arrays))
+        of, some = with_arguments(function, arrays[:count], which)
+        return [y for found in mx.vjp(of, some, list(arrays[count:])) for y in found]
+
+    compiled = mx.compile(partial(both, op.function), shapeless=True)
+    for arrays in (none, values, none):
+        with zmlx.target("reference"):
+            wants = outputs(op.function(*arrays))
+        cotangents = [mx.cos(mx.arange(y.size)).reshape(y.shape) for y in wants if which]
+        with zmlx.target(target) if target else nullcontext():
+            if not shapeless(op):
+                with pytest.raises(ValueError, match="cannot infer output shapes"):
+                    compiled(*arrays, *cotangents)
+                continue
+            got = compiled(*arrays, *cotangents)
+        assert [y.shape for y in got[: len(wants)]] == [y.shape for y in wants]
+        if arrays is values:
+            close(got, both(op.reference, *arrays, *cotangents))
 
 
 @EVERY_OP

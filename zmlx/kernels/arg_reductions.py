@@ -43,16 +43,28 @@ def argmin_reference(
     return _numpy_at("argmin", x, axis, keepdims, xp)
 
 
+def _first(name: str, x: mx.array, axes: tuple[int, ...], keepdims: bool) -> mx.array:
+    """How many elements stand before the first one that is the extreme, or NaN where that is one:
+    what MLX can be asked for of no rows, too, and compiles for others."""
+    (axis,) = axes
+    top = (mx.max if name == "argmax" else mx.min)(x, axis=axis, keepdims=True)
+    found = mx.logical_or(x == top, x != x).astype(mx.int32)
+    before = mx.cumsum(found, axis=axis) == 0
+    return before.sum(axis=axis, keepdims=keepdims).astype(mx.uint32)
+
+
 def _extreme_at(name: str, x: mx.array, axis: int | None, keepdims: bool) -> mx.array:
     axes = named_axes(name, x, axis, several=False)
     check_flag(name, "keepdims", keepdims)
-    is_plain = settings().target == "reference" or cpu.maybe_tracing((x,)) == cpu.DYNAMIC
+    is_plain = settings().target == "reference" or cpu.any_shape((x,))
     p = plan(tuple(x.shape), axes) if is_plain else planned(name, x, axes)
     if p.elements == 0:
         raise ValueError(f"[{name}] 'x' must have elements to compare but got shape {x.shape}.")
     if p.elements > LONGEST:
         raise ValueError(f"[{name}] 'x' must have at most {LONGEST} elements but got {x.size}.")
     if not x.size:  # nothing is asked for, which MLX refuses
+        if cpu.any_shape((x,)):
+            return _first(name, x, axes, keepdims)
         return mx.zeros(p.kept if keepdims else p.shape, dtype=mx.uint32)
     if is_plain:
         plain = mx.argmax if name == "argmax" else mx.argmin

@@ -292,14 +292,14 @@ def _in_mlx(form: Form, *inputs: mx.array) -> Arrays:
 def attend(form: Form, inputs: Arrays, return_lse: bool) -> Any:
     """out, or (out, lse), of the inputs that the form names."""
     q, v = inputs[0], inputs[2]
-    if q.size == 0:
+    any_shape = cpu.any_shape(inputs)
+    if q.size == 0 and not any_shape:
         out = mx.zeros((*q.shape[:3], v.shape[-1]), q.dtype)
         return (out, mx.zeros(q.shape[:3])) if return_lse else out
     on_cpu, plain = runs_on_cpu(), launch.settings().target == "reference"
-    tracing = cpu.maybe_tracing(inputs)
-    statistics = bool(plain or tracing or return_lse)
+    statistics = bool(plain or return_lse or cpu.maybe_tracing(inputs))
     run: Any
-    if plain or tracing == cpu.DYNAMIC or not _few(form, inputs):
+    if plain or any_shape or not _few(form, inputs):
         run = _forward(form, statistics, on_cpu)
     else:
         run = partial(_decode, form, statistics)

@@ -85,10 +85,10 @@ def _twice(z: mx.array) -> mx.array:
 def softmax_of(z: Any, sinks: Any, xp: Any, dynamic: bool = False) -> tuple[Any, Any, Any]:
     """exp(z - peak), the peak and the total; `dynamic` where lengths may change."""
     # Finite, so that a query without scores has no exponentials, and -inf as their logarithm.
-    if not z.shape[-1]:
-        peak = xp.sum(z, axis=-1, keepdims=True) + DROPPED
-    elif dynamic:
+    if dynamic:
         peak = mx.maximum(mx.max(_twice(z), axis=(-2, -1), keepdims=True).squeeze(-1), DROPPED)
+    elif not z.shape[-1]:
+        peak = xp.sum(z, axis=-1, keepdims=True) + DROPPED
     else:
         peak = xp.maximum(xp.max(z, axis=-1, keepdims=True), DROPPED)
     if sinks is not None:

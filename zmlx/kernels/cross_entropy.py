@@ -118,7 +118,7 @@ def ignored_index(op: str, ignore_index: int | None) -> mx.array:
 def weights_of_rows(class_weights: mx.array, targets: mx.array, ignore: mx.array) -> mx.array:
     """The weight of each row's target, 0 where it is ignored; any number where it is no class."""
     last: int | mx.array = class_weights.shape[0] - 1
-    if cpu.maybe_tracing((class_weights, targets)) == cpu.DYNAMIC:
+    if cpu.any_shape((class_weights, targets)):
         last = mx.ones_like(class_weights).astype(mx.int32).sum() - 1
     inside = mx.stop_gradient(mx.clip(targets, 0, last))
     return mx.where(targets == ignore, 0.0, class_weights[inside])
@@ -225,7 +225,8 @@ def cross_entropy(
             if not soft:
                 inputs.append(class_weights.sum())
     target = settings().target
-    if target == "reference" and logits.shape[-1:] == (0,):
+    none = logits.shape[-1:] == (0,) and not cpu.any_shape((logits, targets))
+    if target == "reference" and none:
         check(op, (LOGITS, PROBABILITIES if soft else TARGETS), (logits, targets))
         result = _of_no_classes(logits, targets, soft, ignore_index, on["z_loss"])
     else:

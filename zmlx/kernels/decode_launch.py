@@ -14,7 +14,8 @@ from ..arguments import INDICES, Argument, check_array, dtype_name
 from ..body import BodyKernel, Plan, constant
 from ..metal import scalar
 from ..registry import Option
-from ..transforms import Arrays
+from ..targets import cpu
+from ..transforms import Arrays, refuses_any_shape
 from .activations import exp
 from .attention_plain import DROPPED, product, softmax_of
 from .attention_text import KEEPS, NO_MASK
@@ -111,7 +112,7 @@ def _spans(form: Cache, bits: int, group_size: int, on_cpu: bool) -> BodyKernel:
         return found.swapaxes(2, 3), peak.squeeze(-1), total
 
     return BodyKernel(
-        spans(form), plan, in_mlx, dynamic=_refuse(NAMES[form.kind]), values=_values(form)
+        spans(form), plan, in_mlx, dynamic=refuses_any_shape(NAMES[form.kind]), values=_values(form)
     )
 
 
@@ -147,15 +148,6 @@ def _mask(form: Cache, named: dict[str, mx.array]) -> mx.array | None:
     if form.mask == NO_MASK:
         return None
     return named["mask"].astype(mx.bool_ if form.mask == KEEPS else mx.float32)
-
-
-def _refuse(name: str) -> Any:
-    def refuse(*inputs: mx.array) -> Arrays:
-        raise ValueError(
-            f"[{name}] cannot infer output shapes in a shapeless compile; compile with shapes."
-        )
-
-    return refuse
 
 
 def _values(form: Cache) -> Any:
@@ -220,7 +212,9 @@ def _combine(name: str, sinks: bool, dtype: mx.Dtype, statistics: bool) -> BodyK
         out = mx.where(none, mx.nan, out).astype(dtype)
         return (out, most.squeeze(-1), total.squeeze(-1))[: 3 if statistics else 1]
 
-    return BodyKernel(combine(name, sinks, statistics), plan, in_mlx, dynamic=_refuse(name))
+    return BodyKernel(
+        combine(name, sinks, statistics), plan, in_mlx, dynamic=refuses_any_shape(name)
+    )
 
 
 def attend(
@@ -228,7 +222,7 @@ def attend(
 ) -> mx.array:
     """The op on the inputs that the form names."""
     q = inputs[0]
-    if q.size == 0:
+    if q.size == 0 and not cpu.any_shape(tuple(inputs)):
         v = inputs[form.inputs.index("v")]
         return mx.zeros((*q.shape[:3], v.shape[-1] * 8 // bits if bits else v.shape[-1]), q.dtype)
     found = _spans(form, bits, group, runs_on_cpu())(*inputs)

@@ -179,7 +179,7 @@ _ARGUMENTS = (Argument("input", "(...)"), Argument("target", "(...)"))
 def _count(x: mx.array, reduction: str) -> int | mx.array:
     """What a mean divides by; counted from the elements, not in float32, where a shapeless compile
     may change the shape."""
-    if cpu.maybe_tracing((x,)) != cpu.DYNAMIC:
+    if not cpu.any_shape((x,)):
         return x.size if reduction == "mean" else x.shape[0]
     ones = mx.stop_gradient(mx.ones_like(x).astype(mx.int32))
     # Of all elements: where an axis of 1 is reduced, MLX's Reduce of another trace reads beyond it.

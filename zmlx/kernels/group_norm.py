@@ -26,6 +26,7 @@ from ..body import BodyKernel
 from ..broadcasting import sum_chunks
 from ..metal import scalar
 from ..registry import COUNTS_ELEMENTS, Case, Op, Option, register
+from ..targets import cpu
 from ..transforms import Arrays
 from . import group_norm_lanes as lanes
 from . import group_norm_threads as threads
@@ -149,7 +150,7 @@ def group_norm(
     grouping = Grouping(groups, not pytorch_compatible, weight is not None, bias is not None)
     given = tuple(a for a in (weight, bias) if a is not None)
     arrays = (x, *given, scalar(check_not_negative("group_norm", "eps", eps)))
-    if not x.size:
+    if not x.size and not cpu.any_shape(arrays):
         return normed_and_statistics(grouping, *arrays)[0]
     return _forward(grouping, _on_cpu())(*arrays)[0]  # type: ignore[no-any-return]
 

@@ -132,7 +132,7 @@ def linear_cross_entropy(
     dtype = mx.result_type(hidden.dtype, weight.dtype)
     dtype = dtype if bias is None else mx.result_type(dtype, bias.dtype)
     lead = tuple(hidden.shape[:-1])
-    flat = cpu.maybe_tracing((hidden, weight)) != cpu.DYNAMIC
+    flat = not cpu.any_shape((hidden, weight))
     rows = [hidden, weight, targets, ignore]
     if flat:
         rows[0], rows[2] = hidden.reshape(prod(lead), hidden.shape[-1]), targets.flatten()

@@ -32,6 +32,7 @@ from ..targets import cpu
 from ..transforms import Arrays, complete, mapped
 from .cross_entropy import NOTHING
 from .linear_cross_entropy_kernels import ChunkTerms, accumulate, finish, gradient
+from .softmax import logsumexp_in_mlx
 
 #: Logits in a block: a part of all of them, and at least so many that a product is worth a launch.
 _BLOCKS, _BLOCKS_ON_CPU = 512, 64
@@ -186,8 +187,7 @@ class Blocks:
         z = some["hidden"] @ some["weight"].T
         z = z + some["bias"] if "bias" in some else z
         z = some["softcap"] * mx.tanh(z / some["softcap"]) if "softcap" in some else z
-        # MLX's refuses an array without rows.
-        lse = mx.logsumexp(z, axis=-1) if some["targets"].size else z.sum(axis=-1)
+        lse = logsumexp_in_mlx(z, (-1,))
         targets = some["targets"]
         # From the elements and not from the shape, which a shapeless compile may change.
         classes = mx.ones_like(z).astype(mx.int32).sum(axis=-1)
@@ -212,11 +212,10 @@ class Blocks:
         """What `forward` gives, differentiable."""
         if launch.settings().target == "reference":
             return self.reference(*inputs)
-        tracing = cpu.maybe_tracing(inputs)
-        if not tracing:
-            return self.forward(*inputs)
-        if tracing == cpu.DYNAMIC:
+        if cpu.any_shape(inputs):
             return self.reference(*inputs)
+        if not cpu.maybe_tracing(inputs):
+            return self.forward(*inputs)
         function: Any = mx.custom_function(self.forward)
         function.vjp(self._vjp)
         function.jvp(self._jvp)

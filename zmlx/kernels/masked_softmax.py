@@ -344,9 +344,9 @@ def masked_softmax(
     offset = _check(x, mask, causal, offset)
     factor = scalar(check_finite("masked_softmax", "scale", scale))
     some = (x,) if mask is None else (x, mask)
-    if settings().target == "reference" or cpu.maybe_tracing(some) == cpu.DYNAMIC:
+    if settings().target == "reference" or cpu.any_shape(some):
         dtype = x.dtype if mask is None or mask.dtype == mx.bool_ else mx.result_type(*some)
-        if not x.shape[-1] and cpu.maybe_tracing(some) != cpu.DYNAMIC:
+        if not x.shape[-1] and not cpu.any_shape(some):
             return x.astype(dtype)  # MLX finds no maximum of nothing
         masks = mask if mask is None or mask.dtype == mx.bool_ else mask.astype(mx.float32)
         y = masked_softmax_reference(

@@ -18,8 +18,7 @@ from .. import launch, msl
 from ..blas import is_openblas_used
 from ..body import BodyKernel, Plan, constant
 from ..metal import KernelSpec
-from ..transforms import Arrays
-from .moe_sort import shapeless
+from ..transforms import Arrays, refuses_any_shape
 
 #: T threads of one group, each of which checks all offsets and writes the rows of some experts.
 _OWNERS_BODY = """\
@@ -85,7 +84,7 @@ def _owners(rows: int) -> BodyKernel:
         _OWNERS,
         plan,
         reference,
-        dynamic=shapeless("expert_ffn"),
+        dynamic=refuses_any_shape("expert_ffn"),
         values=lambda offsets: _check_values(rows, offsets),
     )
 

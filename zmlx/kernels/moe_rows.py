@@ -25,9 +25,8 @@ from ..body import BodyKernel, Plan, constant
 from ..codegen import ROW_HEADER
 from ..metal import KernelSpec
 from ..registry import Case, Op, register
-from ..transforms import Arrays
+from ..transforms import Arrays, refuses_any_shape
 from . import moe_rows_text as text
-from .moe_sort import shapeless
 
 
 def _flat(x: Any) -> Any:
@@ -199,7 +198,7 @@ _DISPATCH = BodyKernel(
     _spread_plan,
     _dispatch_plain,
     vjp=_dispatch_vjp,
-    dynamic=shapeless("moe_dispatch"),
+    dynamic=refuses_any_shape("moe_dispatch"),
 )  # fmt: skip
 _SPREAD_WEIGHTED = BodyKernel(
     _spec("moe_combine__dx", ("x", "weights", "positions", "order", "D", "K", "tokens"), "y",
@@ -220,7 +219,7 @@ _COMBINE = BodyKernel(
     _gather_plan,
     _combine_plain,
     vjp=_combine_vjp,
-    dynamic=shapeless("moe_combine"),
+    dynamic=refuses_any_shape("moe_combine"),
 )  # fmt: skip
 _DOTS = BodyKernel(
     KernelSpec(

@@ -24,7 +24,7 @@ from ..arguments import INDICES, Argument, check, check_size
 from ..body import BodyKernel, Plan, constant
 from ..metal import KernelSpec
 from ..registry import Case, Op, Option, register
-from ..transforms import Arrays, Reference
+from ..transforms import Arrays, refuses_any_shape
 
 
 class Routing(NamedTuple):
@@ -118,15 +118,6 @@ def _check_values(num_experts: int, indices: mx.array) -> None:
         raise ValueError(f"[moe_sort] 'indices' must be in range but got {flat[at].item()}.")
 
 
-def shapeless(op: str) -> Reference:
-    """What a trace with dynamic shapes finds: rows are counted by shapes."""
-
-    def refuse(*inputs: mx.array) -> Arrays:
-        raise ValueError(f"[{op}] cannot infer output shapes: compile it with shapes.")
-
-    return refuse
-
-
 @cache
 def _sort(num_experts: int) -> BodyKernel:
     def plan(settings: launch.Settings, inputs: Arrays) -> Plan:
@@ -156,7 +147,7 @@ def _sort(num_experts: int) -> BodyKernel:
         _SPEC,
         plan,
         reference,
-        dynamic=shapeless("moe_sort"),
+        dynamic=refuses_any_shape("moe_sort"),
         arguments=_ARGUMENTS,
         values=lambda indices: _check_values(num_experts, indices),
     )

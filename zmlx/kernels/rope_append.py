@@ -23,7 +23,7 @@ from ..arguments import Argument, check_array
 from ..body import BodyKernel, Plan, constant
 from ..metal import KernelSpec, scalar
 from ..registry import Case, Op, Option, register
-from ..transforms import Arrays
+from ..transforms import Arrays, refuses_any_shape
 from .rope import rope_reference
 from .rope_append_backward import gradients
 from .rope_append_kernels import BODY, QUERIES, ROW_HEADER, is_new, starts
@@ -57,12 +57,6 @@ def rope_append_reference(
 
 
 # ---- kernels ------------------------------------------------------------------------------------
-
-
-def _refuse(*inputs: mx.array) -> Arrays:
-    raise ValueError(
-        f"[{_OP}] cannot infer output shapes in a shapeless compile: append outside of it."
-    )
 
 
 @cache
@@ -137,7 +131,7 @@ def _append(rotation: Rotation, queries: bool) -> BodyKernel:
         plan,
         reference,
         vjp=lambda primals, cotangents, _, wanted: gradients(rotation, primals, cotangents, wanted),
-        dynamic=_refuse,
+        dynamic=refuses_any_shape(_OP, "append outside of it"),
         values=values,
     )
 

@@ -278,14 +278,15 @@ def table_in_mlx(
 
 
 def steps_of(rotation: Rotation, x: mx.array) -> mx.array:
-    """The number of each step, of x's axes without the last, one long but for the steps: from the
-    elements, since their number may change in a shapeless compile."""
+    """The number of each step, of x's axes from that of the steps on without the last, one long but
+    for the steps: from the elements, since their number may change in a shapeless compile. None of
+    the axes before: MLX's fused kernels take an axis of one beside one of no rows for one row."""
     axis = 1 if rotation.heads_last else x.ndim - 2
     others = tuple(a for a in range(x.ndim) if a != axis)
     ones = mx.any(mx.logical_or(x == x, mx.array(True)), axis=others, keepdims=True).astype(
         mx.int32
     )
-    return mx.cumsum(ones, axis=axis, inclusive=False).squeeze(-1)
+    return mx.cumsum(ones, axis=axis, inclusive=False).squeeze((*range(axis), -1))
 
 
 def turned(rotation: Rotation, x: mx.array, cosine: mx.array, sine: mx.array) -> mx.array:

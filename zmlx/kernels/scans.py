@@ -165,7 +165,7 @@ def _cumulative(
         x, axes = x.flatten(), (0,)
     if op == "sum" and x.dtype == mx.bool_:
         x = x.astype(mx.int32)
-    if settings().target == "reference" or cpu.maybe_tracing((x,)) == cpu.DYNAMIC:
+    if settings().target == "reference" or cpu.any_shape((x,)):
         plain = mx.cumsum if op == "sum" else mx.cumprod
         wide = x.astype(mx.float32) if x.dtype in (mx.float16, mx.bfloat16) else x
         return plain(wide, axis=axes[0], reverse=reverse, inclusive=inclusive).astype(x.dtype)

@@ -242,6 +242,15 @@ def log_softmax(x: mx.array, axis: int = -1) -> mx.array:
     return over_axis(_LOG_SOFTMAX, x, axis)
 
 
+def logsumexp_in_mlx(x: mx.array, axes: Sequence[int], keepdims: bool = False) -> mx.array:
+    """`mx.logsumexp` for a trace of any shape. MLX's own refuses an array without rows, and its
+    gradient and that of a flatten have the shape that was compiled."""
+    top = mx.stop_gradient(x.max(axis=axes, keepdims=True))
+    top = mx.where(mx.isinf(top), 0.0, top)
+    y = top + mx.log(mx.exp(x - top).sum(axis=axes, keepdims=True))
+    return y if keepdims else y.squeeze(axes)
+
+
 def logsumexp(x: mx.array, axis: Axes = -1, keepdims: bool = False) -> mx.array:
     """The logarithm of the sum of exponentials over one or several axes, as `mx.logsumexp`.
 
@@ -265,13 +274,9 @@ def logsumexp(x: mx.array, axis: Axes = -1, keepdims: bool = False) -> mx.array:
         raise ValueError(
             f"[logsumexp] 'axis' must name different axes, at least one, but got {axis}."
         )
-    if len(axes) > 1 and cpu.maybe_tracing((x,)) == cpu.DYNAMIC:
-        # The gradients of MLX's flatten and logsumexp have the shape that was compiled.
-        wide = x.astype(mx.float32)
-        top = mx.stop_gradient(wide.max(axis=axes, keepdims=True))
-        top = mx.where(mx.isinf(top), 0.0, top)
-        y = top + mx.log(mx.exp(wide - top).sum(axis=axes, keepdims=True))
-        return (y if keepdims else y.squeeze(axes)).astype(x.dtype)
+    if len(axes) > 1 and cpu.any_shape((x,)):
+        y = logsumexp_in_mlx(x.astype(mx.float32), axes, keepdims)
+        return y.astype(x.dtype)
     others = [a for a in range(x.ndim) if a not in axes]
     lead = len(others)
     if [*others, *axes] != list(range(x.ndim)):

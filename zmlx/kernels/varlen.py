@@ -24,7 +24,7 @@ from ..body import BodyKernel, Plan, constant
 from ..metal import KernelSpec, scalar
 from ..msl import header_for
 from ..registry import Case, Op, Option, register
-from ..transforms import Arrays
+from ..transforms import Arrays, refuses_any_shape
 from .attention import check_options
 from .attention_launch import attend
 from .attention_plain import DROPPED, product, softmax_of
@@ -157,12 +157,6 @@ def _spans_in_mlx(*inputs: mx.array) -> Arrays:
     return spans.astype(mx.int32), key_spans.astype(mx.int32)
 
 
-def _refuse(*inputs: mx.array) -> Arrays:
-    raise ValueError(
-        f"[{_OP}] cannot infer output shapes in a shapeless compile; compile with shapes."
-    )
-
-
 def _values(*inputs: mx.array) -> None:
     for name, cu, x in (("q", inputs[2], inputs[0]), ("k", inputs[3], inputs[1])):
         values = np.array(cu).astype(np.int64)
@@ -183,7 +177,7 @@ _spans = BodyKernel(
     ),
     _plan,
     _spans_in_mlx,
-    dynamic=_refuse,
+    dynamic=refuses_any_shape(_OP),
     values=_values,
 )
 

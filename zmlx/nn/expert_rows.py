@@ -16,6 +16,8 @@ import mlx.core as mx
 from .. import kernels, launch
 from ..choice import use_kernel
 from ..kernels.moe_experts import matrices
+from ..targets import cpu
+from ..transforms import refuses_any_shape
 
 #: Choices from which on tokens are sorted, as in mlx-lm: below it few of them share an expert.
 SORTED = 64
@@ -84,6 +86,8 @@ def _promoted(experts: Experts, x: mx.array) -> mx.array:
 def _nothing(experts: Experts, x: mx.array, indices: mx.array) -> mx.array:
     """What experts return for no choice, like what they return for one, which is not computed: the
     gradients of MLX's `gather_mm` need one."""
+    if cpu.any_shape((x, indices)):
+        refuses_any_shape(experts.op())()
     row, owner = mx.zeros((1, x.shape[-1]), x.dtype), mx.zeros((1,), mx.uint32)
     y = _ascending(experts, row, owner)
     return mx.zeros((*indices.shape, y.shape[-1]), y.dtype)

@@ -326,7 +326,7 @@ def decodes(queries: mx.array, keys: Any, mask: Any, group_size: int, bits: int)
         and group_size % 32 == 0
         and (mask is None or (isinstance(mask, str) and mask == "causal"))
         and queries.shape[2] <= _DECODED
-        and cpu.maybe_tracing((queries,)) != cpu.DYNAMIC
+        and not cpu.any_shape((queries,))
         and use_kernel("quantized_attention", queries)
     )
 

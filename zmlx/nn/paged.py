@@ -16,6 +16,7 @@ from .. import checks, kernels, launch
 from ..arguments import FLOATING, INDICES, check_array, check_heads, check_size, dtype_name
 from ..choice import use_kernel
 from ..targets import cpu
+from ..transforms import refuses_any_shape
 from .choosing import typical
 
 
@@ -149,7 +150,10 @@ def slot_mapping(
         )
     for name, value in (("length", length), ("block_size", block_size)):
         check_size("slot_mapping", name, value)
-    capacity = block_table.shape[1] * block_size
+    width: int | mx.array = block_table.shape[1]
+    if cpu.any_shape((block_table, context_lens)):
+        width = mx.cumsum(mx.ones_like(block_table).astype(mx.int32), axis=1).max()
+    capacity = width * block_size
     positions = context_lens.astype(mx.int32)[:, None] + mx.arange(-length, 0, dtype=mx.int32)
     inside = mx.clip(positions, 0, capacity - 1)
     blocks = mx.take_along_axis(block_table.astype(mx.int32), inside // block_size, axis=1)
@@ -186,6 +190,8 @@ def reshape_and_cache(
             f"[{op}] 'v_cache' must have shape {tuple(k_cache.shape[:3])} and V but got "
             f"{tuple(v_cache.shape)}."
         )
+    if cpu.any_shape((keys, values, k_cache, v_cache, slots)):
+        refuses_any_shape(op)()
     count = k_cache.shape[0] * k_cache.shape[1]
     if checks.ENABLED and slots.size and cpu.have_values((slots,)):
         largest: Any = slots.max().item()

@@ -5,12 +5,14 @@ The work is done by the C++ core in `zmlx.native`, which is built and loaded at 
 
 from __future__ import annotations
 
+import io
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from .. import native
+from ..launch import settings
 
 if TYPE_CHECKING:
     from ..metal import KernelSpec
@@ -73,6 +75,26 @@ def maybe_tracing(inputs: tuple[mx.array, ...]) -> int:
     """
     core = _core_if_any()
     return core.tracing(inputs) if core else 1
+
+
+def any_shape(arrays: tuple[mx.array, ...]) -> bool:
+    """Whether arrays of other shapes than these may come, as in a shapeless compile: then nothing
+    may go by a shape, not even by one without elements.
+
+    Without the core only plain MLX, the target "reference", is compiled so.
+    """
+    core = _core_if_any()
+    if core is not None:
+        return bool(core.tracing(arrays) == DYNAMIC)
+    return settings().target == "reference" and _counts_elements()
+
+
+def _counts_elements() -> bool:
+    """Whether MLX is in a trace with dynamic shapes. It does not say so, but a mean counts there
+    what it divides by, and divides by a number elsewhere."""
+    graph = io.StringIO()
+    mx.export_to_dot(graph, mx.mean(mx.zeros(2)))
+    return "NumberOfElements" in graph.getvalue()
 
 
 def have_values(arrays: tuple[mx.array, ...]) -> bool:
