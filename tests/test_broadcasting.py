@@ -1,6 +1,7 @@
 """How operands of expressions and jitted functions broadcast."""
 
 import linecache
+from contextlib import nullcontext
 
 import mlx.core as mx
 import numpy as np
@@ -117,6 +118,32 @@ def test_rows_that_serve_several_in_a_shapeless_compile(shape):
     compiled = mx.compile(slopes(tilted), shapeless=True)
     for got, want in zip(compiled(x, y), slopes(lambda x, y: x * x * y + y)(x, y), strict=True):
         close(got, want, 1e-4)
+
+
+@pytest.mark.parametrize("target", [None, "reference"])
+@pytest.mark.parametrize("function", EVERY.values(), ids=EVERY)
+@pytest.mark.parametrize(
+    "shapes",
+    [(((4, 40), (40,)), ((7, 50), (50,))), (((4, 1), (1, 40)), ((6, 1), (1, 50))),
+     (((4, 40), (4, 1)), ((7, 60), (7, 1))), (((4, 40), ()), ((7, 50), ())),
+     (((3, 4, 40), (3, 1, 40)), ((5, 6, 50), (5, 1, 50))), (((0, 5), (5,)), ((4, 5), (5,))),
+     (((2, 3, 40), (3, 1)), ((4, 5, 6), (5, 1)))],
+    ids=str,
+)  # fmt: skip
+def test_a_shapeless_compile_broadcasts_other_shapes(shapes, function, target):
+    def slopes(f):
+        return lambda x, y, g: [z for found in mx.vjp(lambda *a: [f(*a)], [x, y], [g])
+                                for z in found]  # fmt: skip
+
+    compiled = mx.compile(slopes(function), shapeless=True)
+    for a, b in shapes:
+        g = mx.random.normal(np.broadcast_shapes(a, b))
+        values = mx.random.normal(a), mx.random.normal(b), g
+        with zmlx.target(target) if target else nullcontext():
+            gots = compiled(*values)
+        for got, want in zip(gots, slopes(lambda x, y: x * x * y + y)(*values), strict=True):
+            assert got.shape == want.shape
+            close(got, want, 1e-4)
 
 
 _LAST = zmlx.expression("x * x * y + y", inputs=("y", "x"))

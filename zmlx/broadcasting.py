@@ -116,13 +116,17 @@ class BroadcastFunction:
         shape = self._broadcast_shape(values)
         tracing = cpu.maybe_tracing(tuple(values))
         expanded = _expanded if tracing else mx.broadcast_to
-        # The numbers of rows are those of this shape.
-        may_share = tracing != cpu.DYNAMIC
-        kinds, operands = [], []
-        for x in values:
-            kind, operand = _operand(x, shape, may_share, expanded)
-            kinds.append(kind)
-            operands.append(operand)
+        kinds: list[str] = []
+        operands: list[mx.array] = []
+        if tracing and cpu.any_shape(tuple(values)):
+            # Kinds, and what is expanded to a shape, hold for this one alone.
+            kinds = ["full"] * len(values)
+            operands = list(mx.broadcast_arrays(*[_widened(x, shape) for x in values]))
+        else:
+            for x in values:
+                kind, operand = _operand(x, shape, expanded)
+                kinds.append(kind)
+                operands.append(operand)
         if "full" not in kinds:
             operands[0] = expanded(values[0], shape)
             kinds[0] = "full"
@@ -211,17 +215,20 @@ def gradient_dtypes(
     return tuple((n,) if k == each else mx.float32 for n, k in zip(inputs, kinds, strict=True))
 
 
-def _expanded(x: mx.array, shape: tuple[int, ...]) -> mx.array:
-    """`mx.broadcast_to`, whose gradient MLX adds up in the dtype of what it expands: half precision
-    is expanded in float32, so that its gradient is rounded once."""
+def _widened(x: mx.array, shape: tuple[int, ...]) -> mx.array:
+    """`x` in the dtype that it is expanded to `shape` in: MLX adds up the gradient in it, and half
+    precision is expanded in float32, so that its gradient is rounded once."""
     is_half = x.dtype in (mx.float16, mx.bfloat16) and tuple(x.shape) != shape
-    return mx.broadcast_to(x.astype(mx.float32) if is_half else x, shape)
+    return x.astype(mx.float32) if is_half else x
+
+
+def _expanded(x: mx.array, shape: tuple[int, ...]) -> mx.array:
+    return mx.broadcast_to(_widened(x, shape), shape)
 
 
 def _operand(
     x: mx.array,
     shape: tuple[int, ...],
-    may_share: bool,
     expanded: Callable[[mx.array, tuple[int, ...]], mx.array],
 ) -> tuple[str, mx.array]:
     """How an array takes part in an elementwise kernel over `shape`; where it has to be expanded,
@@ -236,8 +243,7 @@ def _operand(
         if x.shape[-1] == 1:
             values = (*shape[:-1], 1)
             return "per_row", (x if x.shape == values else expanded(x, values)).squeeze(-1)
-        if may_share:
-            return "shared", x
+        return "shared", x
     return "full", expanded(x, shape)
 
 
