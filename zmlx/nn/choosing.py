@@ -27,10 +27,10 @@ def weights(layer: Any) -> Iterator[mx.array]:
     """The matrices, (*, outputs, inputs), of a linear layer or of the one that it wraps, as
     adapters do. Quantised ones have fewer columns than inputs."""
     if isinstance(layer, mnn.Module):
-        weight = layer.get("weight")
+        weight = dict.get(layer, "weight")
         if isinstance(weight, mx.array) and weight.ndim > 1:
             yield weight
-        for inner in layer.children().values():
+        for inner in dict.values(layer):
             yield from weights(inner)
 
 

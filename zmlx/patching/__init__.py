@@ -51,7 +51,7 @@ from .probe import inlined, probe
 from .reasons import NoGradientError, UnmatchedError, first_line, noticing
 from .replace import is_current, is_trained, put, restore, set_trained, take_out
 from .report import Replaced, Report, Skipped
-from .shadows import child_of, detached
+from .shadows import child_of, detached, named
 
 __all__ = ["KINDS", "Replaced", "Report", "Skipped", "lm_loss", "patch", "smart_patch", "unpatch"]
 
@@ -105,7 +105,7 @@ def patch(
         raise TypeError(f"[patch] 'model' must be an mlx.nn.Module but got {_name_of_type(model)}.")
     if mode not in MODES:
         raise ValueError(f"[patch] 'mode' must be one of {', '.join(MODES)} but got {mode!r}.")
-    paths = [path for path, _ in model.named_modules()]
+    paths = [path for path, _ in named(model)]
     wanted, unwanted = _selection("only", only, paths), _selection("exclude", exclude, paths)
     report = Report(mode)
     matcher = Matcher()
@@ -276,7 +276,7 @@ def unpatch(model: nn.Module) -> int:
             f"[unpatch] 'model' must be an mlx.nn.Module but got {_name_of_type(model)}."
         )
     heads = restore_head(model)
-    return heads + sum(restore(module) for _, module in model.named_modules())
+    return heads + sum(restore(module) for _, module in list(named(model)))
 
 
 def smart_patch(

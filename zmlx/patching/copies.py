@@ -15,14 +15,12 @@ from typing import Any
 import mlx.nn as nn
 
 from .held import same
-from .shadows import entries, is_opaque, rebuilt, shadow
+from .shadows import Keys, children, entries, entry, is_opaque, joined, rebuilt, shadow
 
 #: The attribute of a module that has the originals of what was copied directly below it: (original,
 #: copy, attributes of the copy when it was made), those further below too. Lists and dicts with
 #: modules in them are copied as well, and have their entries in the place of attributes.
 ORIGINALS = "_zmlx_originals"
-
-Keys = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -50,8 +48,8 @@ def places(model: nn.Module) -> Iterator[Place]:
     while left:
         here = left.pop()
         yield here
-        for keys, child in _children(here.module):
-            path = ".".join(map(str, (here.path, *keys) if here.path else keys))
+        for keys, child in children(here.module):
+            path = joined(here.path, keys)
             if here.parent is not None:
                 left.append(Place(path, child, here.parent, here.keys, (*here.below, *keys)))
             elif is_opaque(child):
@@ -76,7 +74,7 @@ def give_back(parent: nn.Module) -> None:
     """Puts originals where copies of them still are, with what has changed in the copies."""
     made = vars(parent).pop(ORIGINALS, ())
     originals = {id(copied): original for original, copied, _ in made}
-    for keys, child in list(_children(parent)):
+    for keys, child in list(children(parent)):
         if id(child) in originals:
             _put(parent, keys, originals[id(child)])
     for original, copied, before in made:
@@ -86,21 +84,9 @@ def give_back(parent: nn.Module) -> None:
             _take_over_entries(original, copied, before, originals)
 
 
-def _children(module: nn.Module) -> Iterator[tuple[Keys, nn.Module]]:
-    def below(value: Any, keys: Keys) -> Iterator[tuple[Keys, nn.Module]]:
-        if isinstance(value, nn.Module):
-            yield keys, value
-        elif isinstance(value, (list, dict)):  # MLX looks for no modules in a tuple
-            for key, inner in entries(value):
-                yield from below(inner, (*keys, key))
-
-    for key, value in module.items():
-        yield from below(value, (key,))
-
-
 def _at(value: Any, keys: Keys) -> Any:
     for key in keys:
-        value = value[key]
+        value = entry(value, key)
     return value
 
 
@@ -129,7 +115,7 @@ def _mapped(value: Any, function: Any, made: list[Any] | None = None) -> Any:
 
 
 def _copied(module: nn.Module, made: list[Any]) -> nn.Module:
-    below = {k: _mapped(v, lambda m: _copied(m, made), made) for k, v in module.items()}
+    below = {k: _mapped(v, lambda m: _copied(m, made), made) for k, v in entries(module)}
     copied: nn.Module = shadow(module, below)
     made.append((module, copied, _attributes(copied)))
     return copied
@@ -147,11 +133,11 @@ def _take_over(
     for name in [k for k in before if k not in now]:
         vars(original).pop(name, None)
     vars(original).update((k, v) for k, v in now.items() if k not in before or v is not before[k])
-    for key in [k for k in original if k not in copied]:
+    for key in dict.keys(original) - dict.keys(copied):
         dict.pop(original, key)
-    for key, value in copied.items():
+    for key, value in entries(copied):
         value = _given_back(value, originals)
-        if not _equal(original.get(key), value):
+        if not _equal(dict.get(original, key), value):
             dict.__setitem__(original, key, value)
 
 

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_map
 
-from .shadows import detached
+from .shadows import detached, parameters
 
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
 
 def own_dtype(module: nn.Module) -> mx.Dtype:
     """The dtype in which a module works: that of its first floating parameter."""
-    found: list[mx.Dtype] = []
-
-    def look(value: Any) -> Any:
-        if isinstance(value, mx.array) and value.dtype in FLOATS:
-            found.append(value.dtype)
-        return value
-
-    tree_map(look, dict(module.parameters()))
-    return found[0] if found else mx.float32
+    dtypes = (value.dtype for value in parameters(module).values())
+    return next((dtype for dtype in dtypes if dtype in FLOATS), mx.float32)
 
 
 def as_it_may_be(module: nn.Module, dtype: mx.Dtype) -> Iterator[nn.Module]:

@@ -18,7 +18,7 @@ from .dtypes import FLOATS, as_it_may_be
 from .leaves import Sizes
 from .plans import ExpertsPlan, Plan
 from .reasons import Reasons, UnmatchedError
-from .shadows import entries, rebuilt, shadow
+from .shadows import entries, entry, rebuilt, shadow
 from .templates import GATED
 from .wiring import arguments_needed, own_call, widths, wiring
 
@@ -38,7 +38,7 @@ class Experts:
 
     def _experts(self, module: mnn.Module) -> Plan | None:
         """Three stacked projections, called with tokens and indices."""
-        projections = [c for c in module.children().values() if is_stacked(c)]
+        projections = [c for c in dict.values(module) if is_stacked(c)]
         if len(projections) != 3 or arguments_needed(module) != 2:
             return None
         count, *_ = next(stacks(projections[0])).shape
@@ -110,11 +110,11 @@ class Experts:
 
     def _linear(self, module: mnn.Module) -> type | None:
         """The class of the projections, where its call is a gathered product of the weight."""
-        kinds = {type(c) for c in module.children().values() if is_stacked(c)}
-        layer = next(c for c in module.children().values() if is_stacked(c))
+        kinds = {type(c) for c in dict.values(module) if is_stacked(c)}
+        layer = next(c for c in dict.values(module) if is_stacked(c))
         if len(kinds) != 1 or set(layer) != {"weight"}:
             return None
-        weight = layer["weight"]
+        weight = entry(layer, "weight")
         x, owners = mx.zeros((5, 1, weight.shape[-1])), mx.zeros((5,), mx.uint32)
 
         def own(x: mx.array, i: mx.array, w: mx.array) -> Any:
@@ -149,7 +149,7 @@ def redrawn(module: mnn.Module) -> mnn.Module | None:
             return rebuilt(value, {k: other(v) for k, v in entries(value)})
         return value
 
-    changed = {k: other(v) for k, v in module.items()}
+    changed = {k: other(v) for k, v in entries(module)}
     return shadow(module, changed) if low > 40 else None
 
 

@@ -18,14 +18,13 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_flatten
 
 from ..nn import losses
 from .capture import Graphs
 from .held import is_as_noted, noted
 from .match import in_mode
 from .reasons import UnmatchedError, noticing
-from .shadows import child_of, detached, original_class, shadow
+from .shadows import child_of, detached, original_class, parameters, shadow
 from .wiring import Call, Wiring, parameters_of_call, stands, wiring
 
 _HEAD = "_zmlx_head"
@@ -134,8 +133,8 @@ def _first(call: Call, model: nn.Module) -> Any:
 
 def _learned(model: nn.Module) -> set[float]:
     """The parameters that a graph shows as numbers."""
-    leaves: Any = tree_flatten(model.parameters())
-    scalars = (x for _, x in leaves if x.ndim == 0 and mx.issubdtype(x.dtype, mx.floating))
+    leaves = parameters(model).values()
+    scalars = (x for x in leaves if x.ndim == 0 and mx.issubdtype(x.dtype, mx.floating))
     return {float(x.item()) for x in scalars}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from .shadows import child_of, is_opaque, original_class
+from .shadows import child_of, entries, is_opaque, original_class
 
 #: The attribute of a patched module that has what it held when it was patched.
 HELD = "_zmlx_held"
@@ -55,7 +55,7 @@ def same(before: Any, value: Any) -> bool:
 
 def hold(module: nn.Module, computed: Iterable[tuple[str, tuple[str, ...]]]) -> None:
     """Notes what the module holds; `computed`: paths of norms, and what may change in them."""
-    own = {key: _noted(value) for key, value in module.items() if _is_held(value)}
+    own = {key: _noted(value) for key, value in entries(module) if _is_held(value)}
     reads = dict(computed)
     norms = {path: _whole(child_of(module, path), names) for path, names in reads.items()}
     if own or norms:
@@ -68,7 +68,8 @@ def holds_the_same(module: nn.Module) -> bool:
     if held is None:
         return True
     own, norms, reads = held
-    return all(_equals(module.get(key, _Any.NOTHING), was) for key, was in own.items()) and all(
+    now = dict(entries(module))
+    return all(_equals(now.get(key, _Any.NOTHING), was) for key, was in own.items()) and all(
         _equals(child_of(module, path), was, reads[path]) for path, was in norms.items()
     )
 
@@ -96,19 +97,15 @@ def _attributes(module: nn.Module, without: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _whole(module: nn.Module, without: tuple[str, ...] = ()) -> _Module:
-    entries = {key: _noted(value) for key, value in module.items()}
-    return _Module(original_class(module), _attributes(module, without), entries)
-
-
-def _items(value: Any) -> Any:
-    return value.items() if isinstance(value, dict) else enumerate(value)
+    held = {key: _noted(value) for key, value in entries(module)}
+    return _Module(original_class(module), _attributes(module, without), held)
 
 
 def _noted(value: Any) -> Any:
     if isinstance(value, nn.Module):
         return _Any.OPAQUE if is_opaque(value) else _whole(value)
     if isinstance(value, (list, tuple, dict)):
-        return _Entries(type(value), {key: _noted(v) for key, v in _items(value)})
+        return _Entries(type(value), {key: _noted(v) for key, v in entries(value)})
     return _Any.ARRAY if isinstance(value, mx.array) else value
 
 
@@ -130,7 +127,8 @@ def _equals(value: Any, was: Any, without: tuple[str, ...] = ()) -> bool:
     return isinstance(value, mx.array) if was is _Any.ARRAY else same(was, value)
 
 
-def _all_equal(value: Any, entries: dict[Any, Any]) -> bool:
-    return len(value) == len(entries) and all(
-        _equals(v, entries.get(key, _Any.NOTHING)) for key, v in _items(value)
+def _all_equal(value: Any, was: dict[Any, Any]) -> bool:
+    now = dict(entries(value))
+    return len(now) == len(was) and all(
+        _equals(v, was.get(key, _Any.NOTHING)) for key, v in now.items()
     )

@@ -19,7 +19,7 @@ from .capture import Graphs
 from .dtypes import FLOATS
 from .plans import ActivationPlan, GatePlan, GroupNormPlan, NormPlan, Plan, RopePlan
 from .reasons import UnmatchedError
-from .shadows import shadow
+from .shadows import count_of, entries, shadow
 from .templates import ACTIVATIONS, GATED, Norm, norms, packed
 from .wiring import own_call, parameters_of_call
 
@@ -68,11 +68,11 @@ class Leaves:
         self._sizes = SIZES[0]
 
     def _leaf(self, module: mnn.Module) -> Plan | None:
-        arrays = {k: v for k, v in module.items() if isinstance(v, mx.array)}
+        arrays = {k: v for k, v in entries(module) if isinstance(v, mx.array)}
         if len(arrays) > 2 or any(v.ndim != 1 for v in arrays.values()):
             return None
         # Lists, tuples and dicts may say something of a module, like a shape.
-        rest = dict(tree_flatten([v for k, v in module.items() if k not in arrays]))
+        rest = dict(tree_flatten([v for k, v in entries(module) if k not in arrays]))
         if any(isinstance(v, (mx.array, mnn.Module)) for v in rest.values()):
             return None
         try:
@@ -108,7 +108,7 @@ class Leaves:
         own = vars(module)
         if not isinstance(own.get("dims"), int) or not isinstance(own.get("traditional"), bool):
             return None
-        arrays = [k for k, v in module.items() if isinstance(v, mx.array)]
+        arrays = [k for k, v in entries(module) if isinstance(v, mx.array)]
         freqs = arrays[0] if len(arrays) == 1 else None
         base = own.get("base") if freqs is None else None
         if arrays[1:] or (freqs is None and not isinstance(base, (int, float))):
@@ -398,7 +398,6 @@ def _other_eps(eps: float) -> tuple[float, float]:
 def _width_attribute(module: mnn.Module) -> int | None:
     """What a module without parameters says that the length of its rows is."""
     for name in ("dims", "dim", "head_dim", "hidden_size"):
-        value = getattr(module, name, None)
-        if isinstance(value, int) and 0 < value <= 1 << 16:
+        if 0 < (value := count_of(module, name, 0)) <= 1 << 16:
             return value
     return None

@@ -23,7 +23,7 @@ from .mixtures import Mixtures
 from .plans import CodePlan, DropoutPlan, MLPPlan, NormPlan, Plan, RouterPlan
 from .reasons import Reasons, UnmatchedError
 from .routing import Routing
-from .shadows import child_of, detached, entries, is_opaque
+from .shadows import child_of, count_of, detached, entries, is_opaque, named
 from .steps import Add, AddNorm, BlockPlan, CallChild, Mix
 from .templates import ACTIVATIONS, GATED, packed
 from .wiring import Call, Wiring, parameters_of_call, random_states, widths, wiring
@@ -252,7 +252,7 @@ class Matcher(Mixtures, Leaves):
         """A block with a sum that is normed."""
         if not any(self._is_norm(c) for c in _children(module)):
             return None
-        stacks = (v for v in module.values() if not isinstance(v, mnn.Module))
+        stacks = (v for v in dict.values(module) if not isinstance(v, mnn.Module))
         if any(isinstance(v, (list, dict)) for v in stacks):
             return None  # a stack of layers, not a layer
         parameters = parameters_of_call_or_none(module)
@@ -374,8 +374,8 @@ class Matcher(Mixtures, Leaves):
 
 def _code_plan(kind: str, module: mnn.Module, calls: code.Calls) -> CodePlan:
     op = next(op for op in code.OPS if op in calls.ops)
-    width = getattr(module, "head_dim", 128) if op == F.ATTENTION else 4096
-    return CodePlan(kind, op, width if isinstance(width, int) else 128, frozenset(), calls.methods)
+    width = count_of(module, "head_dim", 128) if op == F.ATTENTION else 4096
+    return CodePlan(kind, op, width, frozenset(), calls.methods)
 
 
 def _routing_of(plan: Plan) -> Routing | None:
@@ -420,10 +420,10 @@ def _children(module: mnn.Module) -> list[mnn.Module]:
             for v in value:
                 collect(v)
         elif isinstance(value, dict):
-            for v in value.values():
+            for v in dict.values(value):
                 collect(v)
 
-    for value in module.values():
+    for value in dict.values(module):
         collect(value)
     return found
 
@@ -443,7 +443,7 @@ def _all_found_by_path(module: mnn.Module) -> None:
             for k, v in entries(value):
                 look(v, f"{path}.{k}")
 
-    for key, value in module.items():
+    for key, value in entries(module):
         look(value, key)
 
 
@@ -457,7 +457,7 @@ def _has_slots(module: mnn.Module) -> bool:
 
 
 def _is_projection(child: mnn.Module) -> bool:
-    weight = child.get("weight")
+    weight = dict.get(child, "weight")
     if isinstance(weight, mx.array):
         return bool(weight.ndim == 2)
     return any(_is_projection(c) for c in _children(child))
@@ -476,7 +476,7 @@ def _plain(call: Call) -> bool:
 @contextmanager
 def in_mode(module: mnn.Module, training: bool) -> Iterator[None]:
     """The module and all below it in a mode; after it in their own."""
-    modes = [(m, vars(m)["_training"]) for m in module.modules() if "_training" in vars(m)]
+    modes = [(m, vars(m)["_training"]) for _, m in named(module) if "_training" in vars(m)]
     try:
         for m, _ in modes:
             vars(m)["_training"] = training
@@ -519,9 +519,9 @@ def _key(module: mnn.Module) -> Any:
         if isinstance(value, (list, tuple)):
             return tuple(content(v) for v in value)
         if isinstance(value, dict):
-            return tuple((k, content(v)) for k, v in value.items())
+            return tuple((k, content(v)) for k, v in entries(value))
         return attribute(value)
 
     ignored = ("_no_grad", "_training")
     plain = tuple((k, attribute(v)) for k, v in sorted(vars(module).items()) if k not in ignored)
-    return (type(module), plain, tuple((k, content(v)) for k, v in module.items()))
+    return (type(module), plain, tuple((k, content(v)) for k, v in entries(module)))

@@ -27,7 +27,7 @@ from .routers import (
     unlike,
 )
 from .routing import SUMS
-from .shadows import shadow
+from .shadows import entries, entry, shadow
 from .steps import (
     ELEMENTWISE,
     Add,
@@ -49,7 +49,7 @@ class Mixtures(Experts, Routers):
     def _mixture(self, module: mnn.Module) -> Plan | None:
         """A block whose call chooses experts, or has a child choose them, and adds up what they
         return."""
-        stacked = {name for name, child in module.children().items() if _holds_stacks(child)}
+        stacked = {name for name, child in entries(module) if _holds_stacks(child)}
         if not stacked or arguments_needed(module) != 1:
             return None
         plans: dict[BlockPlan, set[Found]] = {}
@@ -84,7 +84,7 @@ class Mixtures(Experts, Routers):
             if not any(isinstance(s, Mix) for s in steps):
                 summed = next(s for s in steps if isinstance(s, Combine))
                 try:
-                    inner = self._experts(module[summed.path])
+                    inner = self._experts(entry(module, summed.path))
                 except UnmatchedError as reason:
                     raise UnmatchedError(f"its {summed.path}: {reason}") from None
                 if inner is None:
@@ -128,7 +128,7 @@ class Mixtures(Experts, Routers):
         for i, call in enumerate(found.calls):
             first = found.first[i]
             if _chooses(call, stacked):
-                experts, *_ = next(stacks(module[call.path])).shape
+                experts, *_ = next(stacks(entry(module, call.path))).shape
                 step, summed = (
                     self._combined(found, x, i, registers, experts)
                     or self._mix(module, found, x, i, registers, own, tiny)
@@ -256,4 +256,4 @@ def _chooses(call: Call, stacked: set[str]) -> bool:
 
 
 def _holds_stacks(child: Any) -> bool:
-    return isinstance(child, mnn.Module) and any(map(is_stacked, child.children().values()))
+    return isinstance(child, mnn.Module) and any(map(is_stacked, dict.values(child)))

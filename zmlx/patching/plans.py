@@ -23,7 +23,7 @@ from ..nn.choosing import TYPICAL_ROWS
 from ..nn.dropout import dropped
 from ..nn.expert_rows import Experts, each
 from .routing import Routing
-from .shadows import child_of
+from .shadows import child_of, entry
 from .templates import OF_X, Norm, fit
 
 Verified = frozenset[tuple[mx.Dtype, int]]
@@ -140,7 +140,7 @@ class GroupNormPlan(Plan):
         known = not a and not k and isinstance(x, mx.array) and (x.dtype, x.ndim) in self.verified
         names = self.weight, self.bias
         known = known and fit(module, names, x.shape[-1:], (x.dtype, *self.dtypes))
-        weight, bias = (None if n is None else module[n] for n in names)
+        weight, bias = (None if n is None else entry(module, n) for n in names)
         if not known or not use_kernel("group_norm", x, weight, bias):
             return original(module, x, *a, **k)
         return kernels.group_norm(
@@ -236,7 +236,7 @@ class ExpertsPlan(Plan):
         plain = same and all(p.keys() == {"weight"} for p in parts)
         gate, up, down = parts
         fused = plain and self.unit == "swiglu" and _returns_as_wide(parts)
-        count = gate["weight"].shape[0] if "weight" in gate else self.count
+        count = entry(gate, "weight").shape[0] if "weight" in gate else self.count
         unit = F.gated[self.unit]
         return Experts(gate, up, down, lambda u, g: unit(g, u), count, fused)
 
@@ -251,7 +251,7 @@ class ExpertsPlan(Plan):
 def _returns_as_wide(parts: Sequence[Any]) -> bool:
     """Whether plain projections, gate, up and down, return rows as wide as they get, as
     `expert_ffn` does."""
-    gate, up, down = (p["weight"].shape for p in parts)
+    gate, up, down = (entry(p, "weight").shape for p in parts)
     return bool(gate == up and down == (*gate[:1], *gate[:0:-1]))
 
 
@@ -283,13 +283,13 @@ class RouterPlan(Plan):
     def run(self, module: Any, original: Callable[..., Any], x: Any, *a: Any, **k: Any) -> Any:
         if a or k or (x.dtype, x.ndim) not in self.verified:
             return original(module, x, *a, **k)
-        bias = None if self.bias is None else module[self.bias]
+        bias = None if self.bias is None else entry(module, self.bias)
         if not self.routing.takes(bias):
             return original(module, x)
         if self.logits == "child":
             logits = child_of(module, self.weight)(x)
         else:
-            logits = PRODUCTS[self.logits](x, module[self.weight])
+            logits = PRODUCTS[self.logits](x, entry(module, self.weight))
         weights, indices = self.routing.gate(logits, bias, self.top_k, x.dtype)
         return (indices, weights) if self.indices_first else (weights, indices)
 

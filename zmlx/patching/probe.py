@@ -15,14 +15,13 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 
 from ..choice import prefer
 from .dtypes import own_dtype
 from .plans import ExpertsPlan, GatePlan, MLPPlan, Plan, RouterPlan
 from .probe_mixtures import in_float32, stands, twins
 from .reasons import NoGradientError, UnmatchedError, first_line
-from .shadows import entries, is_opaque, placed, shadow
+from .shadows import entries, is_opaque, parameters, placed, shadow
 from .steps import EMPTY, AddNorm, BlockPlan
 
 _EPS = {mx.float32: 2.0**-23, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
@@ -81,7 +80,7 @@ def inlined(module: nn.Module, plan: Plan) -> Iterator[str]:
     """Paths of the modules whose calls the plan replaces by its own: norms that it computes, and
     children without arrays."""
     yield from (path for path, _ in plan.computes())
-    left: list[tuple[str, Any]] = [(str(key), value) for key, value in module.items()]
+    left: list[tuple[str, Any]] = [(str(key), value) for key, value in entries(module)]
     while left:
         path, value = left.pop()
         if isinstance(value, nn.Module):
@@ -134,11 +133,8 @@ def _gradients(
     run: Callable[..., mx.array], module: Any, arrays: list[mx.array], cotangent: mx.array
 ) -> list[mx.array]:
     """Of the arrays, and of all vectors among the parameters."""
-    vectors = {
-        path: v
-        for path, v in dict(tree_flatten(module.parameters())).items()
-        if v.ndim <= 1 and v.dtype in _EPS
-    }
+    own = parameters(module)
+    vectors = {path: v for path, v in own.items() if v.ndim <= 1 and v.dtype in _EPS}
 
     def call(*inputs: mx.array) -> mx.array:
         given = inputs[len(arrays) :]
@@ -203,9 +199,9 @@ def _in_float32(module: nn.Module) -> nn.Module:
         if isinstance(value, mx.array):
             return value.astype(mx.float32) if value.dtype in _EPS else value
         if isinstance(value, nn.Module) and all(
-            isinstance(v, mx.array) and v.ndim <= 1 for v in value.values()
+            isinstance(v, mx.array) and v.ndim <= 1 for v in dict.values(value)
         ):
-            return shadow(value, {k: wide(v) for k, v in value.items()})
+            return shadow(value, {k: wide(v) for k, v in entries(value)})
         return value
 
-    return shadow(module, {k: wide(v) for k, v in module.items()})  # type: ignore[no-any-return]
+    return shadow(module, {k: wide(v) for k, v in entries(module)})  # type: ignore[no-any-return]

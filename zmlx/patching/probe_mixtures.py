@@ -14,7 +14,7 @@ import mlx.nn as nn
 
 from .dtypes import FLOATS
 from .plans import ExpertsPlan, RouterPlan
-from .shadows import child_of, placed, shadow
+from .shadows import child_of, count_of, entries, entry, named, placed, shadow
 from .steps import BlockPlan, CallChild, Combine, Mix
 
 
@@ -76,7 +76,7 @@ def stands(module: nn.Module, plan: BlockPlan) -> dict[str, Any]:
             found[step.path] = Table(plan.width, plan.width)
             found[made[step.logits].path] = Logits(plan.width)
             if step.bias is not None:
-                found[step.bias] = _bias(plan.width).astype(module[step.bias].dtype)
+                found[step.bias] = _bias(plan.width).astype(entry(module, step.bias).dtype)
         elif isinstance(step, Combine):
             found[step.path] = Table(step.experts, plan.width)
             first = step.indices < step.weights
@@ -92,13 +92,13 @@ def _bias(experts: int) -> mx.array:
 def few(layer: nn.Module, size: int) -> nn.Module:
     """The projections of stacked experts with rows of `size` of their own weights."""
     parts = {}
-    for name, value in layer.items():
+    for name, value in entries(layer):
         if not isinstance(value, mx.array):
             parts[name] = few(value, size) if isinstance(value, nn.Module) else value
         elif name == "weight" and "scales" in layer:
             parts[name] = value[:, :size, : size * layer.bits // 32]
         elif name in ("scales", "biases"):
-            parts[name] = value[:, :size, : size // layer.group_size]
+            parts[name] = value[:, :size, : size // count_of(layer, "group_size", 16)]
         elif name == "global_scale":
             parts[name] = value
         else:
@@ -114,7 +114,7 @@ def in_float32(module: nn.Module) -> nn.Module:
             return in_float32(value)
         return value.astype(mx.float32) if getattr(value, "dtype", None) in FLOATS else value
 
-    return shadow(module, {k: wide(v) for k, v in module.items()})  # type: ignore[no-any-return]
+    return shadow(module, {k: wide(v) for k, v in entries(module)})  # type: ignore[no-any-return]
 
 
 Twin = tuple[nn.Module, mx.array, Callable[[Any], mx.array], tuple[Any, ...]]
@@ -125,8 +125,8 @@ def twins(module: nn.Module, plan: Any, dtype: mx.Dtype) -> Iterator[Twin]:
     routers."""
     if isinstance(plan, ExpertsPlan):
         own = {path: child_of(module, path) for path in (plan.gate, plan.up, plan.down)}
-        layers = (layer for p in own.values() for layer in p.modules() if "scales" in layer)
-        width = max((layer.group_size for layer in layers), default=16)
+        layers = (layer for p in own.values() for _, layer in named(p) if "scales" in layer)
+        width = max((count_of(layer, "group_size", 16) for layer in layers), default=16)
         twin = shadow(module, {path: few(p, width) for path, p in own.items()})
         for tokens in (4, 40):  # in place, and sorted
             x = mx.random.normal((tokens, width), key=mx.random.key(7)).astype(dtype)
@@ -140,10 +140,10 @@ def twins(module: nn.Module, plan: Any, dtype: mx.Dtype) -> Iterator[Twin]:
         if plan.logits == "child":
             entries[plan.weight] = Logits(experts)
         else:
-            width = max(experts, module[plan.weight].shape[1])
+            width = max(experts, entry(module, plan.weight).shape[1])
             entries[plan.weight] = mx.eye(experts, width).astype(dtype)
         if plan.bias is not None:
-            entries[plan.bias] = _bias(experts).astype(module[plan.bias].dtype)
+            entries[plan.bias] = _bias(experts).astype(entry(module, plan.bias).dtype)
         lead = (6,) if (dtype, 2) in plan.verified else (2, 3)
         rest = mx.zeros((*lead, width - experts))
         x = mx.concatenate([ranks(lead, experts), rest], axis=-1).astype(dtype)

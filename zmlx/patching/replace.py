@@ -22,7 +22,7 @@ from .copies import give_back
 from .dtypes import own_dtype
 from .held import HELD, STATE, hold, holds_the_same, same
 from .plans import PLAN, CodePlan, Plan, plan_of
-from .shadows import is_opaque, original_class, shadow, slots
+from .shadows import entries, is_opaque, original_class, shadow, slots
 
 #: The attribute of a patched module whose gradient was compared too.
 _TRAINED = "_zmlx_trained"
@@ -83,13 +83,14 @@ def _by_position(call: Any) -> tuple[str, ...]:
 def _setattr(self: Any, name: str, value: Any) -> None:
     """An attribute with another value than the plan was found for gives the module its own call
     back."""
-    plan, held = plan_of(self), name in self
+    plan, held = plan_of(self), dict.keys(self)
+    had = name in held
     before = vars(self).get(name, _NOTHING)
     type(self)._zmlx_class.__setattr__(self, name, value)
     if plan is None:
         return
     changed = not same(before, vars(self).get(name, _NOTHING))
-    if (held and name not in self) or (changed and name not in (*STATE, *plan.reads())):
+    if (had and name not in held) or (changed and name not in (*STATE, *plan.reads())):
         take_out(self)
 
 
@@ -99,21 +100,30 @@ def _delattr(self: Any, name: str) -> None:
     take_out(self)
 
 
-def _delitem(self: Any, key: str) -> None:
-    type(self)._zmlx_class.__delitem__(self, key)
-    take_out(self)
+#: Methods of `dict` that put in or take out an entry; a class may have others of these names.
+_CHANGING = ("__delitem__", "__ior__", "clear", "pop", "popitem", "setdefault")
 
 
-def _pop(self: Any, key: str, *default: Any) -> Any:
-    if key in self:
-        take_out(self)
-    return original_class(self).pop(self, key, *default)
+def _changing(cls: Any, name: str) -> Any:
+    """One of these methods of a class."""
+    method = getattr(cls, name)
+
+    @wraps(method)
+    def run(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        before = dict(entries(self))
+        result = method(self, *arguments, **keywords)
+        now = dict(entries(self))
+        if now.keys() != before.keys() or any(now[k] is not v for k, v in before.items()):
+            take_out(self)
+        return result
+
+    return run
 
 
 def _setitem(self: Any, key: str, value: Any) -> None:
     """So does another entry, unless it is a parameter or a child that the plan calls: those may be
     quantised or get LoRA layers."""
-    before = self.get(key)
+    before = dict.get(self, key)
     type(self)._zmlx_class.__setitem__(self, key, value)
     if plan_of(self) is None or before is value:
         return
@@ -180,7 +190,7 @@ def _subclass(cls: type[nn.Module], methods: dict[str, Any]) -> type[nn.Module]:
     else:
         fields.update(
             __call__=_call_of(cls), __setattr__=_setattr, __delattr__=_delattr,
-            __setitem__=_setitem, __delitem__=_delitem, pop=_pop,
+            __setitem__=_setitem, **{name: _changing(cls, name) for name in _CHANGING},
         )  # fmt: skip
     return type(cls.__name__, (_Unannounced, cls), fields)
 
@@ -231,7 +241,7 @@ def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     vars(twin).update(copy.deepcopy(vars(self), memo))
     for slot, value in slots(self):
         slot.__set__(twin, copy.deepcopy(value, memo))
-    dict.update(twin, ((k, copy.deepcopy(v, memo)) for k, v in self.items()))
+    dict.update(twin, ((k, copy.deepcopy(v, memo)) for k, v in entries(self)))
     return twin
 
 

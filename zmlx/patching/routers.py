@@ -19,7 +19,7 @@ from .leaves import Sizes
 from .plans import PRODUCTS, Plan, RouterPlan
 from .reasons import UnmatchedError
 from .routing import Choice, Routing, choices, weighings
-from .shadows import detached, shadow
+from .shadows import detached, entries, entry, shadow
 from .steps import Mix
 from .wiring import arguments_needed, own_call, widths, wiring
 
@@ -36,17 +36,18 @@ class Routers:
     def _router(self, module: mnn.Module) -> Plan | None:
         """A module with a stacked row per expert, or a child that returns a logit for each, that
         returns two arrays."""
-        arrays = {k: v for k, v in module.items() if isinstance(v, mx.array)}
+        arrays = {k: v for k, v in entries(module) if isinstance(v, mx.array)}
         matrices = [k for k, v in arrays.items() if v.ndim == 2]
         vectors = [k for k, v in arrays.items() if v.ndim == 1]
-        if len(matrices) + len(module.children()) != 1 or len(vectors) > 1:
+        inner = [v for v in dict.values(module) if isinstance(v, (list, dict))]
+        if len(matrices) + len(inner) != 1 or len(vectors) > 1:
             return None
         if len(matrices) + len(vectors) < len(arrays) or arguments_needed(module) != 1:
             return None
         plans: dict[RouterPlan, set[Found]] = {}
         tiny: set[float] = set()
         understood = False
-        lengths = [module[k].shape[1] for k in matrices] or widths(module)
+        lengths = [entry(module, k).shape[1] for k in matrices] or widths(module)
         for width, dtype, lead in product(lengths, FLOATS, self._sizes.leads[:2]):
             x = mx.zeros((*lead, width), dtype)
             traced: list[tuple[mnn.Module, _Pair, mx.array, mx.array]] = []
@@ -94,8 +95,8 @@ class Routers:
             return _Pair([x, logits], (found.result, found.second), logits.shape[-1],
                          [("child", only.path, input_at(1))], bias, vectors)  # fmt: skip
         (weight,) = matrices
-        inputs = [x, mx.zeros(module[weight].shape, module[weight].dtype)]
-        inputs += [mx.zeros(module[k].shape) for k in vectors]
+        inputs = [x, mx.zeros(entry(module, weight).shape, entry(module, weight).dtype)]
+        inputs += [mx.zeros(entry(module, k).shape) for k in vectors]
 
         def traced(x: mx.array, *given: mx.array) -> Any:
             first, second = own_call(shadow(module, dict(zip(names, given, strict=True))), x)
@@ -110,7 +111,7 @@ class Routers:
         self, module: mnn.Module, found: _Pair, top_k: int, tiny: set[float]
     ) -> RouterPlan | None:
         experts, (one, two) = found.experts, found.results
-        if any(module[k].shape != (experts,) for k in found.vectors):
+        if any(entry(module, k).shape != (experts,) for k in found.vectors):
             return None
         numbers, bias = numbers_of(module, experts), next(iter(found.vectors), None)
         for spelling, weight, logits in found.spellings:
@@ -256,7 +257,7 @@ def unlike(module: mnn.Module) -> dict[str, mx.array]:
     goes."""
     return {
         k: mx.random.uniform(shape=v.shape, key=mx.random.key(i))
-        for i, (k, v) in enumerate(module.items())
+        for i, (k, v) in enumerate(entries(module))
         if isinstance(v, mx.array) and v.ndim < 2
     }
 

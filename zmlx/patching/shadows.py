@@ -1,6 +1,9 @@
 """Shadows of modules: of the same class, with what the module holds, but for some entries; and what
 is below a module by path.
 
+What a module holds is read as `dict` has it: its class and its attributes may use the names of the
+methods of `dict` and of `nn.Module` for something else.
+
 A trace runs a shadow, so that nothing that a call sets reaches the program's module.
 """
 
@@ -22,6 +25,9 @@ import numpy as np
 
 from .reasons import UnmatchedError, notice
 
+#: Where something is in a module's entries: its name, then indices and keys in lists and dicts.
+Keys = tuple[Any, ...]
+
 
 def shadow(module: nn.Module, changed: Mapping[str, Any]) -> Any:
     """A module of the same class with the same attributes, but these entries."""
@@ -29,7 +35,7 @@ def shadow(module: nn.Module, changed: Mapping[str, Any]) -> Any:
     twin.__dict__.update(module.__dict__)
     for slot, value in slots(module):
         slot.__set__(twin, value)
-    dict.update(twin, module)
+    dict.update(twin, entries(module))
     dict.update(twin, changed)
     return twin
 
@@ -53,6 +59,11 @@ def original_class(module: nn.Module) -> type[nn.Module]:
 def entries(value: Any) -> Iterable[tuple[Any, Any]]:
     """Keys and entries of a list, a tuple or a dict."""
     return dict.items(value) if isinstance(value, dict) else enumerate(value)
+
+
+def entry(value: Any, key: Any) -> Any:
+    """An entry of a module, or of a list or a dict in it."""
+    return (dict if isinstance(value, dict) else list).__getitem__(value, key)
 
 
 def rebuilt(value: Any, parts: Mapping[Any, Any]) -> Any:
@@ -190,7 +201,7 @@ def detached(value: Any) -> Any:
             if id(value) in made:
                 return made[id(value)]
             twin = made[id(value)] = shadow(
-                value, {k: within(v, value, False) for k, v in value.items()}
+                value, {k: within(v, value, False) for k, v in entries(value)}
             )
             object.__setattr__(twin, "__class__", original_class(value))
             for name in [n for n in vars(twin) if n.startswith("_zmlx_")]:
@@ -208,6 +219,61 @@ def detached(value: Any) -> Any:
     return within(value, None, False)
 
 
+def children(module: nn.Module) -> Iterator[tuple[Keys, nn.Module]]:
+    """The modules directly below one, and where they are in its entries."""
+
+    def below(value: Any, keys: Keys) -> Iterator[tuple[Keys, nn.Module]]:
+        if isinstance(value, nn.Module):
+            yield keys, value
+        elif isinstance(value, (list, dict)):  # MLX looks for no modules in a tuple
+            for key, inner in entries(value):
+                yield from below(inner, (*keys, key))
+
+    for key, value in entries(module):
+        yield from below(value, (key,))
+
+
+def named(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """All modules of a model, as its `named_modules` has them; what is below one is looked up when
+    it was yielded."""
+    left = [("", model)]
+    while left:
+        path, module = left.pop()
+        yield path, module
+        left += [(joined(path, keys), child) for keys, child in children(module)]
+
+
+def joined(path: str, keys: Keys) -> str:
+    """The path of what is below another."""
+    return ".".join(map(str, (path, *keys) if path else keys))
+
+
+def parameters(module: nn.Module) -> dict[str, mx.array]:
+    """The parameters of a module and of those below it, by path."""
+    found: dict[str, mx.array] = {}
+
+    def look(value: Any, path: str) -> None:
+        if isinstance(value, mx.array):
+            found[path] = value
+        elif isinstance(value, (list, dict)):
+            for key, inner in entries(value):
+                if not (isinstance(value, nn.Module) and key.startswith("_")):
+                    look(inner, joined(path, (key,)))
+
+    look(module, "")
+    return found
+
+
+def count_of(module: nn.Module, name: str, default: int) -> int:
+    """A positive number that a module has under a name, or else the default: what has that name may
+    be another thing, and may raise."""
+    try:
+        value = getattr(module, name, default)
+    except Exception:
+        return default
+    return value if type(value) is int and value > 0 else default
+
+
 def placed(module: Any, children: Mapping[str, Any]) -> Any:
     """The module with these children and arrays, by path."""
     here: dict[str, Any] = {}
@@ -219,7 +285,8 @@ def placed(module: Any, children: Mapping[str, Any]) -> Any:
         else:
             here[key] = child
     if isinstance(module, nn.Module):
-        return shadow(module, {**here, **{k: placed(module[k], v) for k, v in below.items()}})
+        inner = {k: placed(dict.get(module, k), v) for k, v in below.items()}
+        return shadow(module, {**here, **inner})
     parts = {k: here.get(str(k), v) for k, v in entries(module)}
     return rebuilt(
         module, {k: placed(v, below[str(k)]) if str(k) in below else v for k, v in parts.items()}
@@ -266,7 +333,8 @@ def child_of(module: Any, path: str) -> Any:
             if isinstance(module, (list, tuple)):
                 module = module[int(key)]
             elif isinstance(module, nn.Module):  # which may have a child of a method's name
-                module = module[key] if key in module else getattr(module, key)
+                held = dict.__contains__(module, key)
+                module = entry(module, key) if held else getattr(module, key)
             else:
                 module = module[_key_of(module, key)]
     except (AttributeError, LookupError, ValueError, TypeError):

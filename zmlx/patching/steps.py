@@ -15,7 +15,7 @@ from ..nn.expert_rows import combined
 from .plans import ExpertsPlan, Plan, Verified, plan_of
 from .replace import is_current
 from .routing import Routing
-from .shadows import child_of, original_class
+from .shadows import child_of, entry, original_class
 from .templates import OF_X, Norm
 from .wiring import Given
 
@@ -157,7 +157,7 @@ class BlockPlan(Plan):
         if wrong or (x.dtype, x.ndim) not in self.verified:
             return original(module, x, *a, **k)
         mixes = [s for s in self.steps if isinstance(s, Mix) and s.bias]
-        if not all(s.routing.takes(module[s.bias]) for s in mixes):
+        if not all(s.routing.takes(entry(module, s.bias)) for s in mixes):
             return original(module, x, *a, **k)
         registers = [x, *(given[name] for name in self.names[: self.arrays - 1])]
         if not all(_like(y, x) for y in registers[1:]):
@@ -219,7 +219,7 @@ def _add_norm(module: Any, step: AddNorm, registers: list[mx.array]) -> tuple[mx
 
 
 def _mix(module: Any, step: Mix, registers: list[mx.array]) -> mx.array:
-    bias = None if step.bias is None else module[step.bias]
+    bias = None if step.bias is None else entry(module, step.bias)
     logits, dtype = registers[step.logits], registers[0].dtype
     weights, indices = step.routing.gate(logits, bias, step.top_k, dtype)
     return _combine(module, step.path, registers[step.x], weights, indices)

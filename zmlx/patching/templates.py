@@ -13,6 +13,7 @@ import mlx.core as mx
 import mlx.nn as mnn
 
 from ..nn import functional as F
+from .shadows import entries, entry
 
 Function = Callable[..., mx.array]
 
@@ -45,8 +46,8 @@ class Norm:
 
     def parameters(self, module: Any) -> tuple[mx.array | None, mx.array | None]:
         """Weight and bias, as the kernels take them."""
-        weight = None if self.weight is None else self._with_offset(module[self.weight])
-        return weight, None if self.bias is None else module[self.bias]
+        weight = None if self.weight is None else self._with_offset(entry(module, self.weight))
+        return weight, None if self.bias is None else entry(module, self.bias)
 
     def takes(self, module: Any, shape: tuple[int, ...], dtype: mx.Dtype) -> bool:
         """Whether the module's parameters have the shape of the rows of x, of a dtype that was
@@ -69,7 +70,7 @@ def fit(
     module: Any, names: Iterable[str | None], shape: tuple[int, ...], dtypes: tuple[mx.Dtype, ...]
 ) -> bool:
     """Whether the parameters of these names have this shape, and one of these dtypes."""
-    parameters = (module[n] for n in names if n is not None)
+    parameters = (entry(module, n) for n in names if n is not None)
     return all(p.shape == shape and p.dtype in dtypes for p in parameters)
 
 
@@ -132,12 +133,12 @@ OF_X = {_FAST_IN_FLOAT32, _ALL_IN_FLOAT32, _OFFSET_IN_FLOAT32}
 def norms(module: mnn.Module, literals: Iterable[float]) -> Iterator[Norm]:
     """The norms that a module might be with these attributes and numbers in its call: eps is one of
     them."""
-    vectors = [k for k, v in module.items() if isinstance(v, mx.array) and v.ndim == 1]
+    vectors = [k for k, v in entries(module) if isinstance(v, mx.array) and v.ndim == 1]
     attributes = vars(module).items()
     numbers = [(k, v) for k, v in attributes if isinstance(v, float) and 0 <= v < 1]
     numbers += [("", v) for v in literals]
     weights: list[tuple[str | None, str | None]] = [(None, None)]
-    dtypes = tuple({module[k].dtype: None for k in vectors})
+    dtypes = tuple({entry(module, k).dtype: None for k in vectors})
     if len(vectors) == 1:
         weights = [(vectors[0], None)]
     elif len(vectors) == 2:

@@ -24,7 +24,7 @@ import numpy as np
 from . import code
 from .capture import Graphs
 from .reasons import CaptureError, UnmatchedError, notice, noticing
-from .shadows import detached, entries, is_opaque, rebuilt, shadow
+from .shadows import count_of, detached, entries, is_opaque, named, rebuilt, shadow
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,12 @@ def parameters_of_call(module: nn.Module) -> list[inspect.Parameter]:
 def own_call(module: Any, *arguments: Any, **keywords: Any) -> Any:
     """The module's call, on a shadow; raises where it sets an attribute, which a replacement would
     not do, and where something else is noticed."""
-    before = {path: {**vars(m), **m} for path, m in _inlined(module)}
+    before = {path: _state(m) for path, m in _inlined(module)}
     with noticing():
         result = type(module).__call__(module, *arguments, **keywords)
     for path, m in _inlined(module):
         was = before.get(path, {})
-        for name, value in {**vars(m), **m}.items():
+        for name, value in _state(m).items():
             if name not in was or was[name] is not value:
                 raise UnmatchedError(f"its call sets {path}{name}")
     return result
@@ -129,6 +129,11 @@ def _inlined(module: Any) -> Iterator[tuple[str, Any]]:
             yield path, value
         if issubclass(type(value), (list, tuple, dict)):
             left += [(f"{path}{key}.", inner) for key, inner in entries(value)]
+
+
+def _state(module: Any) -> dict[str, Any]:
+    """The attributes and entries of a module."""
+    return {**vars(module), **dict(entries(module))}
 
 
 def _arrays_in(value: Any) -> Iterator[mx.array]:
@@ -204,7 +209,7 @@ def stands(module: nn.Module, record: Callable[..., Any]) -> dict[str, Any]:
             return rebuilt(value, {k: convert(v, f"{path}.{k}") for k, v in entries(value)})
         return copy.copy(value) if isinstance(value, mx.array) else value
 
-    return {key: convert(value, key) for key, value in module.items()}
+    return {key: convert(value, key) for key, value in entries(module)}
 
 
 def _shapes(
@@ -413,7 +418,7 @@ def _with_arguments(found: Wiring, given: Mapping[str, Any]) -> Any:
 def widths(module: nn.Module) -> Iterator[int]:
     """Sizes that the last axis of the module's array may have, from its children's parameters."""
     seen = set()
-    for _, child in module.named_modules():
+    for _, child in named(module):
         for width in _inputs(child):
             if width not in seen:
                 seen.add(width)
@@ -421,14 +426,12 @@ def widths(module: nn.Module) -> Iterator[int]:
 
 
 def _inputs(child: nn.Module) -> Iterator[int]:
-    weight = child.get("weight")
-    if not isinstance(weight, mx.array):
+    weight = dict.get(child, "weight")
+    if not isinstance(weight, mx.array) or not weight.size:
         return
-    if weight.ndim == 1:
-        yield weight.shape[0]
-    elif "scales" in child:
-        yield weight.shape[-1] * 32 // getattr(child, "bits", 4)
-    else:
+    if weight.ndim > 1 and dict.__contains__(child, "scales"):
+        yield weight.shape[-1] * 32 // count_of(child, "bits", 4)
+    elif weight.ndim:
         yield weight.shape[-1]
 
 
