@@ -115,6 +115,53 @@ def test_a_bias_is_scaled_with_its_logits():
     assert zmlx.lm_loss(model, BATCH, LENGTHS)[0].item() == pytest.approx(before.item(), rel=1e-5)
 
 
+class Methods(mnn.Module):
+    """A model with more than one way to call it."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.norm = mnn.Embedding(128, 32), mnn.RMSNorm(32)
+        self.head = mnn.Linear(32, 128)
+
+    def embed(self, tokens):
+        return self.embedding(tokens)
+
+    def forward(self, tokens):
+        return self.head(2 + self.norm(self.embed(tokens)))
+
+    def __call__(self, tokens):
+        return self.head(self.norm(self.embed(tokens)))
+
+
+class Around(mnn.Module):
+    """Calls a model within it, by one of its methods or by two."""
+
+    def __init__(self, *methods):
+        super().__init__()
+        self.inner, self.mix, self.methods = Methods(), mnn.Linear(32, 32), ",".join(methods)
+
+    def __call__(self, tokens):
+        for method in self.methods.split(","):
+            result = getattr(self.inner, method)(tokens)
+            if method == "embed":
+                self.mix(result)
+        return result
+
+
+@pytest.mark.parametrize(
+    ("methods", "found"),
+    [(["__call__"], 1), (["embed", "__call__"], 1), (["forward"], 0), (["embed", "forward"], 0)],
+)
+def test_a_model_in_a_model_is_called_by_the_method_that_it_is_called_by(methods, found):
+    from mlx_lm.tuner.trainer import default_loss
+
+    mx.random.seed(0)
+    model = Around(*methods)
+    before, _ = default_loss(model, BATCH, LENGTHS)
+    assert zmlx.patch(model, mode="training").kinds().get("loss", 0) == found
+    assert zmlx.lm_loss(model, BATCH, LENGTHS)[0].item() == pytest.approx(before.item(), rel=1e-5)
+
+
 @pytest.mark.parametrize("use", ["scale", "cap"])
 @pytest.mark.parametrize("value", [1.0, 2.0])
 def test_a_scale_that_is_learned_keeps_its_gradient(use, value):

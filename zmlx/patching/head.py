@@ -110,6 +110,8 @@ def _find(model: nn.Module) -> Head:
     if _first(last, model) == graphs.input(0):
         if found.result != graphs.input(len(found.calls)):
             raise UnmatchedError(f"it does more than return what {last.path} does")
+        if last.method != "__call__":
+            raise UnmatchedError(f"it calls {last.path}.{last.method}")
         inner = _find(child_of(model, last.path))
         weight, *within = (f"{last.path}.{path}" for path in (inner.weight, *inner.within))
         return replace(inner, weight=weight, within=(last.path, *within))
@@ -192,7 +194,7 @@ def _record_head(
 
     def record(path: str, method: str, child: nn.Module, a: Any, k: Any) -> Any:
         path = f"{above}{path}"
-        if path in head.within:
+        if path in head.within and method == "__call__":
             return _record_head(child, head, taken, a, k, f"{path}.")
         if path == head.weight and method == head.method:
             taken.append(a[0])
