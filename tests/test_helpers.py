@@ -1,7 +1,9 @@
 """Kernels from expressions and from Python functions, launched."""
 
 import copy
+import math
 import pickle
+from contextlib import nullcontext
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -425,6 +427,43 @@ def test_second_derivatives_are_continuous_at_zero(name):
     f = zmlx.elementwise.unary(f"{name}(x)")
     at, near = slope(f, 2)(mx.array([0.0, -0.0])), slope(f, 2)(mx.array([1e-4, -1e-4]))
     np.testing.assert_allclose(np.array(at), np.array(near), atol=1e-3)
+
+
+@zmlx.jit
+def of_three(x, y):
+    return x * x, math.log(x), x * y
+
+
+_THREE = zmlx.elementwise.map({"a": "x * x", "b": "log(x)", "c": "x * y"}, ("x", "y"))
+
+
+@pytest.mark.parametrize("target", ["", "reference"])
+@pytest.mark.parametrize("function", [_THREE, of_three], ids=["expression", "jit"])
+def test_an_output_that_nobody_uses_leaves_the_gradient_alone(function, target):
+    """Its cotangent is 0, its slope may be infinite."""
+    x, y = mx.array([0.0, 1.0, 2.0]), mx.array([1.0, mx.inf, 3.0])
+    wants = ([0, 2, 4], [0, 0, 0]), ([mx.inf, 1, 0.5], [0, 0, 0]), ([1, mx.inf, 3], [0, 1, 2])
+    for k, want in enumerate(wants):
+
+        def one(x, y, k=k):
+            return function(x, y)[k].sum()
+
+        with zmlx.target(target) if target else nullcontext():
+            for of in (mx.grad(one, (0, 1)), mx.vmap(mx.grad(one, (0, 1)))):
+                assert [g.tolist() for g in of(x, y)] == [*want]
+
+
+def test_a_used_output_with_an_infinite_slope_has_no_gradient_by_the_cotangent_0():
+    _, (dx,) = mx.vjp(lambda x: [zmlx.expression("log(x)")(x)], [mx.zeros(1)], [mx.zeros(1)])
+    assert mx.isnan(dx).all()
+
+
+def test_a_gradient_of_several_outputs_has_a_derivative_where_cotangents_are_0():
+    def first(x):
+        return mx.grad(lambda x: sum((z * z).sum() for z in _THREE(x, x)[:2]))(x)
+
+    slopes = mx.vjp(first, [mx.ones(1)], [mx.ones(1)])[1]  # of x⁴ + log(x)² at 1
+    close(slopes[0], mx.array([14.0]))
 
 
 def test_a_gradient_that_nobody_asks_for_is_not_computed():

@@ -80,15 +80,28 @@ def gradient(
         )
     block = lets or Block()
     roots = [block.inline(y) for y in outputs]
-    adjoints: dict[Expr, Expr] = {}
+    totals = [ZERO] * len(inputs)
+    for y, cotangent in zip(roots, cotangents, strict=True):
+        adjoints = _adjoints(y, name(cotangent))
+        parts = [adjoints.get(name(x), ZERO) for x in inputs]
+        if len(outputs) > 1:
+            parts = [_of_used(part, cotangent) for part in parts]
+        totals = [simplified("+", a, b) for a, b in zip(totals, parts, strict=True)]
+    taken = {*inputs, *cotangents, *(n for n, _ in block.lets)}
+    taken.update(n for y in roots for n in y.names())
+    names = {block.inline(e): n for n, e in reversed(block.lets)}
+    return shared(totals, names, taken)
+
+
+def _adjoints(root: Expr, cotangent: Expr) -> dict[Expr, Expr]:
+    """For every node of `root`, cotangent times the derivative of `root` in it."""
+    adjoints = {root: cotangent}
 
     def add(node: Expr, term: Expr) -> None:
         if term != ZERO:
             adjoints[node] = simplified("+", adjoints[node], term) if node in adjoints else term
 
-    for y, cotangent in zip(roots, cotangents, strict=True):
-        add(y, name(cotangent))
-    for node in reversed(ordered(roots)):
+    for node in reversed(ordered([root])):
         g = adjoints.get(node)
         if g is None or node.is_condition or not node.args:
             continue
@@ -99,10 +112,16 @@ def gradient(
         else:
             for i, a in enumerate(node.args):
                 add(a, simplified("*", g, _partial(node, i)))
-    taken = {*inputs, *cotangents, *(n for n, _ in block.lets)}
-    taken.update(n for y in roots for n in y.names())
-    names = {block.inline(e): n for n, e in reversed(block.lets)}
-    return shared([adjoints.get(name(x), ZERO) for x in inputs], names, taken)
+    return adjoints
+
+
+def _of_used(part: Expr, cotangent: str) -> Expr:
+    """An output's part of a gradient, 0 where that is no number and the cotangent is 0: so it is of
+    an output that nobody uses, whose slope may be infinite."""
+    if part.names() in ((), (cotangent,)):  # a constant slope
+        return part
+    unused = call("==", name(cotangent), ZERO)
+    return simplified("?:", call("&&", unused, call("isnan", part)), ZERO, part)
 
 
 def _fresh(taken: set[str]) -> Iterator[str]:

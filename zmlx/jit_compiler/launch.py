@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, reduce
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -80,8 +80,8 @@ class Launch(BroadcastFunction):
                     tuple(
                         Output(
                             named[x],
-                            " + ".join(
-                                f"{c} * {fields[f'{y}_d_{x}']}" for y, c in cotangents_of.items()
+                            _sum_over_outputs(
+                                {c: fields[f"{y}_d_{x}"] for y, c in cotangents_of.items()}
                             ),
                             each,
                         )
@@ -125,9 +125,26 @@ class Launch(BroadcastFunction):
 
             # Broadcast first, so that a gradient is one per element, as the kernel's is.
             points = [mx.broadcast_arrays(primals[i], cotangents[0])[0] for i in which]
-            return tuple(mx.vjp(of, points, list(cotangents))[1])
+            if len(cotangents) == 1:
+                return tuple(mx.vjp(of, points, list(cotangents))[1])
+            parts = []
+            for k, c in enumerate(cotangents):
+                found = mx.vjp(lambda *some, k=k: [of(*some)[k]], points, [c])[1]
+                parts.append([mx.where(mx.logical_and(c == 0, mx.isnan(g)), 0, g) for g in found])
+            return tuple(reduce(mx.add, some) for some in zip(*parts, strict=True))
 
         return reference
+
+
+def _sum_over_outputs(slopes: dict[str, str]) -> str:
+    """Σ cotangent · slope. Of several outputs one that nobody uses has the cotangent 0 and counts
+    nothing, where its slope is infinite, too."""
+    if len(slopes) == 1:
+        ((c, slope),) = slopes.items()
+        return f"{c} * {slope}"
+    return " + ".join(
+        f"({c} == 0.0f && !isfinite({slope}) ? 0.0f : {c} * {slope})" for c, slope in slopes.items()
+    )
 
 
 def _broadcasting(arrays: Arrays, kinds: Sequence[str]) -> list[mx.array]:
