@@ -380,3 +380,19 @@ def test_group_norm_in_plain_mlx_keeps_digits_far_from_0():
 
     for y in (f(x), mx.vmap(f)(x[None])[0], mx.compile(f, shapeless=True)(x)):
         assert np.abs(np.array(y) - want).max() < 2e-5
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("norm", [add_rms_norm, add_layer_norm], ids=["rms", "layer"])
+def test_a_sum_whose_norm_nobody_uses_has_its_own_gradient(norm, width):
+    """Rows without a norm: one of equal elements with eps 0, and one with NaN."""
+    x, weight = mx.zeros((2, width)), mx.ones((width,))
+    x[1, 0] = mx.nan
+
+    def total(x, weight):
+        return norm(x, mx.zeros_like(x), weight, eps=0.0)[1].sum()
+
+    for of in (mx.grad(total, (0, 1)), mx.vmap(mx.grad(total, (0, 1)), (0, None))):
+        dx, dweight = of(x, weight)
+        assert mx.all(dx == 1)
+        assert mx.all(dweight == 0)

@@ -199,6 +199,12 @@ def forward(norm: Norm, long: bool = False) -> PatternKernel:
 # ---- backward -----------------------------------------------------------------------------------
 
 
+def _of_used(cotangent: str, part: str) -> str:
+    """A part of a gradient through y where there is a sum beside it: 0 where that is no number and
+    the cotangent is 0, as it is in a row without a norm of which nobody uses y."""
+    return f"{cotangent} == 0.0f && isnan({part}) ? 0.0f : {part}"
+
+
 def _backward_lets(norm: Norm) -> tuple[Let, ...]:
     dropped_y = norm.dropped and not norm.residual
     return (
@@ -206,16 +212,16 @@ def _backward_lets(norm: Norm) -> tuple[Let, ...]:
         Let("normed", norm.kind.normed),
         Let("dz", "dy * drop" if dropped_y else "dy"),
         Let("g", "dz * weight" if norm.weighted else "dz"),
-        Let("dh", norm.kind.dh + " + dsum" * norm.residual),
+        Let("dnormed" if norm.residual else "dh", norm.kind.dh),
+        *(Let("dh", f"({_of_used('dy', 'dnormed')}) + dsum"),) * norm.residual,
     )
 
 
-#: Gradients of the parameters, before their sum over rows.
-_COLUMNS = {"weight": "dz * normed", "bias": "dz"}
-
-
-def _columns(wanted: Sequence[str]) -> tuple[Output, ...]:
-    return tuple(Output(f"d{n}", _COLUMNS[n], "column") for n in wanted)
+def _columns(norm: Norm, wanted: Sequence[str], kind: str) -> tuple[Output, ...]:
+    """Gradients of the parameters, before their sum over rows."""
+    weight = _of_used("dz", "dz * normed") if norm.residual else "dz * normed"
+    texts = {"weight": weight, "bias": "dz"}
+    return tuple(Output(f"d{n}", texts[n], kind) for n in wanted)
 
 
 @cache
@@ -242,7 +248,7 @@ def _rows_backward(norm: Norm, wanted: tuple[str, ...]) -> PatternKernel:
         "_".join((f"{norm.op}/dx", *(f"d{n}" for n in wanted))),
         Rowwise(
             inputs,
-            (*outputs, *_columns(wanted)),
+            (*outputs, *_columns(norm, wanted, "column")),
             (Pass(kind.sums, kind.means),),
             _backward_lets(norm),
         ),
@@ -263,7 +269,7 @@ def _columns_backward(norm: Norm, wanted: tuple[str, ...]) -> PatternKernel:
                 Operand("dy"),
                 *DROP_INPUTS * (norm.dropped and not norm.residual),
             ),
-            tuple(Output(f"d{n}", _COLUMNS[n]) for n in wanted),
+            _columns(norm, wanted, "row"),
             _backward_lets(norm),
         ),
         tuple(mx.float32 for _ in wanted),
