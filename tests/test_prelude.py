@@ -156,6 +156,9 @@ CONVERSION(float_to_bfloat, float, bfloat)
   }
 ARITHMETIC(half)
 ARITHMETIC(bfloat)
+export void half_fma(const half* x, const half* z, half* y, long n) {
+  for (long i = 0; i < n; ++i) y[i] = fma(x[i], z[i], y[i]);
+}
 """)
 
 
@@ -327,6 +330,27 @@ def test_arithmetic_rounds_each_operation_once(numbers, kind):
         expected = once.astype(np.float16).view(np.uint16) if kind == "half" else bfloat_of(once)
     nan = np.isnan(exact)
     np.testing.assert_array_equal(y[~nan], expected[~nan])
+
+
+def test_fma_of_halves_rounds_once(numbers):
+    rng = np.random.default_rng(1)
+    bits = rng.integers(0, 65536, (3, 1_000_000)).astype(np.uint16)
+    # Factors about 1, beside a third number far below, one about 1, and any numbers.
+    exponents = rng.integers(13, 17, (3, 600_000)).astype(np.uint16)
+    exponents[2, :300_000] //= 2
+    bits[:, :600_000] = bits[:, :600_000] & 0x83FF | exponents << 10
+    x, z, w = bits.view(np.float16).astype(np.float64)
+    y = bits[2].copy()
+    call(numbers.half_fma, bits[0], bits[1], y)
+    with np.errstate(all="ignore"):
+        # What float64 loses of the sum decides no rounding to 11 bits.
+        exact = x * z + w
+        twice = exact.astype(np.float32).astype(np.float16)
+        expected = exact.astype(np.float16)
+    nan = np.isnan(exact)
+    np.testing.assert_array_equal(y[~nan], expected.view(np.uint16)[~nan])
+    assert np.isnan(y[nan].view(np.float16)).all()
+    assert (twice != expected)[~nan].sum() > 10, "the values tell one rounding from two"
 
 
 RESULT_TYPES = """

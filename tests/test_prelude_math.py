@@ -126,6 +126,9 @@ def _loops() -> str:
             _loop("largest", one, "m = max(m, x[i]);", extreme[0].format("-INFINITY"), extreme[1]),
             _loop("smallest", one, "m = min(m, x[i]);", extreme[0].format("INFINITY"), extreme[1]),
             _loop("sincos", "const float* x, float* y, float* z", "y[i] = sincos(x[i], z[i]);"),
+            _loop(
+                "half_fma", "const half* x, const half* z, half* y", "y[i] = fma(x[i], z[i], y[i]);"
+            ),
             _loop("half_silu", "const half* x, half* y", silu.format("half")),
             _loop("bfloat_silu", "const bfloat* x, bfloat* y", silu.format("bfloat")),
         ]

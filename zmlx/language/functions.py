@@ -50,6 +50,11 @@ MATH = {
     "fdim": _row("fdim(x[i], 2.0f)", np.maximum(X - 2, 0), within=0),
     "floor": _row("floor(x[i])", np.floor(X), within=0),
     "fma": _row("fma(x[i], x[i], 1.0f)", X * X + 1, within=0),
+    "fma of halves rounds once": Row(
+        "half a = 0x1.04p0 + (i >> 3), b = 0x1.08p0, c = 0x1p-24;\n"
+        "r = fma(a, b, c); r += 2 * fma(half2(a), half2(b), half2(0, c)).y;\n"
+        "r += fma(a, 2, half(1));",
+        3 * 1.0478515625 + 3.03125, on_cuda=False),
     "fmax, fmin": _row("fmax(x[i], 1.0f) - fmin(x[i], 1.0f)", np.abs(X - 1), within=0),
     "fmax of NaN": _row("fmax(NAN, x[i]) + max(x[i], 0.0f)", X + np.maximum(X, 0), within=0),
     "fmod": _row("fmod(x[i], 2.0f)", np.fmod(X, 2), within=0),

@@ -30,6 +30,7 @@
 #define ZK_NARROW_3(f) ZK_NARROW_3_IF(true, f)
 // Of what MLX adds no form for: a bfloat is a float there.
 #define ZK_HALF_3(f) ZK_NARROW_3_IF(__is_same(T, half), f)
+#define ZK_BFLOAT_3(f) ZK_NARROW_3_IF(__is_same(T, bfloat), f)
 #define ZK_NARROW_SPLIT(f)                   \
   template <zk_narrow T>                     \
   METAL_FUNC T f(T x, T& rest) {             \
@@ -47,6 +48,7 @@
 #define ZK_NARROW_2(f)
 #define ZK_NARROW_3(f)
 #define ZK_HALF_3(f)
+#define ZK_BFLOAT_3(f)
 #define ZK_NARROW_SPLIT(f)
 #define ZK_NARROW_TEST(f)
 #endif
@@ -261,6 +263,26 @@ ZK_MATH_1(round)
 ZK_VECTOR_1(fract)
 
 METAL_FUNC float fma(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+#ifdef ZK_NUMBERS
+// Rounded once; MLX's form for a bfloat rounds a float. The product of halves is a float, and a sum
+// whose last bit is odd where it lost something is rounded to a half as what it stands for would be.
+METAL_FUNC half zk_fma(half x, half y, half z) {
+#ifdef ZK_FMA_HALF
+  return as_type<half>(ZK_FMA_HALF(x.zk_bits, y.zk_bits, z.zk_bits));
+#else
+  float product = float(x) * float(y), added = float(z), sum = product + added;
+  float part = sum - product, lost = (product - (sum - part)) + (added - part);
+  int bits = as_type<int>(sum), outwards = (as_type<int>(lost) ^ bits) >> 31 | 1;
+  bits += outwards & -(~bits & 1) & -int(__builtin_fabsf(lost) > 0.0f);
+  return half(as_type<float>(bits));
+#endif
+}
+template <class T, class U, class V>
+  requires(zk_narrow_with<T, U> && zk_narrow_with<T, V> && __is_same(T, half))
+METAL_FUNC T fma(T x, U y, V z) {
+  return zk_fma(x, T(y), T(z));
+}
+#endif
 METAL_FUNC float divide(float x, float y) { return x / y; }
 METAL_FUNC float fdim(float x, float y) { return x <= y ? 0.0f : x - y; }
 METAL_FUNC float sqrt(float x) { return __builtin_sqrtf(x); }
@@ -271,7 +293,7 @@ METAL_FUNC float rsqrt(float x) { return 1.0f / sqrt(x); }
 #endif
 // Exact for any quotient, by the long division of the C library.
 METAL_FUNC float fmod(float x, float y) { return __builtin_fmodf(x, y); }
-ZK_MATH_3(fma)
+ZK_BFLOAT_3(fma) ZK_VECTOR_3(fma)
 ZK_MATH_2(divide)
 ZK_MATH_2(fdim)
 ZK_MATH_1(sqrt)

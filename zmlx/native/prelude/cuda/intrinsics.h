@@ -4,6 +4,7 @@
 #define ZK_MAXIMUM ::fmaxf
 #define ZK_MINIMUM ::fminf
 #define ZK_RSQRT ::rsqrtf
+#define ZK_FMA_HALF zk_fma_half
 // Vectors are where Metal has them, long4 at a multiple of 32 bytes.
 #define ZK_MOST_ALIGNED 32
 // The constants of a text are computed by the compiler, without instructions.
@@ -47,6 +48,11 @@ __forceinline__ float zk_float_of_half_now(unsigned short bits) {
   float x;
   asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
   return x;
+}
+__forceinline__ unsigned short zk_fma_half(unsigned short x, unsigned short y, unsigned short z) {
+  unsigned short bits;
+  asm("fma.rn.f16 %0, %1, %2, %3;" : "=h"(bits) : "h"(x), "h"(y), "h"(z));
+  return bits;
 }
 #ifndef zk_bfloat_of_float_now
 __forceinline__ unsigned short zk_bfloat_of_float_now(float x) {
