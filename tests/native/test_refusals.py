@@ -90,6 +90,37 @@ def test_keywords_of_metal_stand_where_they_may() -> None:
     assert run(source, {"x": x}, header=header)[0] == 1.5 * 5 + 2 + 2 + 3
 
 
+@pytest.mark.parametrize(
+    "source", ["Pair<int> p(1, 2);", "auto p = Pair<int>(x[0], 2);", "f(Pair<int>(1, g(2)));"]
+)
+def test_values_in_brackets_of_a_struct_without_a_constructor_are_refused(source: str) -> None:
+    header = """
+        template <typename T> struct Pair { T a, b; };
+        inline int g(int a) { return a; }
+        inline int f(Pair<int> p) { return p.a; }
+    """
+    assert "several values in brackets are not supported for `Pair`" in refusal(source, header)
+
+
+def test_brackets_of_constructors_calls_and_copies_are_taken() -> None:
+    header = """
+        struct Plain { int a, b; Plain both(int c, int d) { return {a + c, b + d}; } };
+        struct Made { int a; Made(int c, int d) : a(c + d) {} };
+        template <typename T> struct Special { T a; };
+        template <> struct Special<int> { int a; Special(int c, int d) : a(c + d) {} };
+        inline Plain make(int a, int b);
+        inline Plain make(int a, int b) { return Plain{a, b}; }
+    """
+    source = """
+        struct Local { int a; Plain twice(int b, int c) { return Plain{a * b, a * c}; } };
+        Plain p(make(1, 2)), q = p.both(3, 4);
+        auto f = [](Plain a, int b) { return a.a + b; };
+        out[0] = Plain(q).a + Made(1, 2).a + Special<int>(3, 4).a + Local{5}.twice(1, 2).b;
+        out[0] += f(Plain(p), 1);
+    """
+    assert run(source, {"x": mx.ones(1)}, header=header)[0] == 4 + 3 + 7 + 10 + 2
+
+
 @pytest.mark.parametrize("group", [1, 4])
 def test_threadgroup_declarations_of_one_kind_stay(group: int) -> None:
     header = """

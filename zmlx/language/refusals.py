@@ -158,6 +158,11 @@ REFUSALS = {
         line=1,
         header=True,
     ),
+    "values in brackets of a struct without a constructor": Refusal(
+        "struct Pair { int a, b; } pair = Pair(1, 2);",
+        "several values in brackets are not supported for `Pair`, which has no constructor: put "
+        "them in braces",
+    ),
     "recursion": Refusal(
         "float f(float a) { return a > 1 ? f(a - 1) : a; }",
         "recursion (`f` calls itself) is not supported: Metal has no call stack; use a loop "

@@ -201,6 +201,7 @@ Rewritten cuda_text(Unit& unit, const Library& library,
   unit.mode = Mode::cooperative;
   refuse_unsupported(unit);
   refuse_mutable_globals(unit);
+  refuse_values_in_brackets(unit);
   mark_flow(unit, library);
   merge_overloads(unit);
   merge_specialisations(unit);

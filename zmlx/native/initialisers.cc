@@ -1,4 +1,5 @@
-// Lists in braces that clang takes in Metal and C++ knows not.
+// Lists in braces that clang takes in Metal and C++ knows not, and those in brackets that C++20
+// takes and Metal does not.
 #include "passes.h"
 
 namespace zmlx {
@@ -29,7 +30,48 @@ size_t value_end(const Unit& unit, size_t i) {
   return i;
 }
 
+// The structs of the text that have no constructors, nor bases to inherit some from.
+std::set<std::string> aggregates(const Unit& unit) {
+  auto& tokens = unit.tokens;
+  std::set<std::string> found, others;
+  for (size_t i = 0; i + 1 < tokens.size(); ++i) {
+    if (!tokens[i].is_any({"struct", "class", "union"})) continue;
+    size_t list = unit.outline.angle_end(i + 2), end = list == Outline::none ? i + 2 : list + 1;
+    if (tokens[end].is("{")) found.insert(tokens[i + 1].text);
+    if (tokens[end].is(":")) others.insert(tokens[i + 1].text);
+  }
+  for (auto& function : unit.outline.functions) {
+    if (!is_constructor(unit, function)) continue;
+    size_t name = function.open - 1, list = unit.outline.partner[name];
+    others.insert(tokens[list == Outline::none ? name : list - 1].text);
+  }
+  for (auto& name : others) found.erase(name);
+  return found;
+}
+
 }  // namespace
+
+// `S(1, 2)` and `S s(1, 2);` of a struct without constructors.
+void refuse_values_in_brackets(const Unit& unit) {
+  auto& tokens = unit.tokens;
+  auto types = aggregates(unit);
+  for (size_t i = 1; i + 2 < tokens.size() && !types.empty(); ++i) {
+    bool type = types.count(tokens[i].text) && !tokens[i - 1].is_any({".", "->"});
+    if (!type || !unit.outline.function_at(i) || unit.outline.in_type(i)) continue;
+    size_t list = unit.outline.angle_end(i + 1), behind = list == Outline::none ? i + 1 : list + 1;
+    size_t open = tokens[behind].kind == Token::word ? behind + 1 : behind;
+    if (!tokens[open].is("(")) continue;
+    size_t close = unit.outline.partner[open];
+    for (size_t k = open + 1; k < close; ++k) {
+      if (tokens[k].is(",")) {
+        unit.place.refuse(tokens[i].line, "several values in brackets are not supported for `" +
+                                              tokens[i].text + "`, which has no constructor: put "
+                                              "them in braces");
+      }
+      if (unit.outline.partner[k] != Outline::none) k = unit.outline.partner[k];
+    }
+  }
+}
 
 // `(T){…}` is `T{…}`.
 void unwrap_literals(Unit& unit) {

@@ -84,6 +84,7 @@ void free_anonymous_structs(Unit&);
 
 // initialisers.cc
 bool names_number(const Token&);  // a scalar or vector type
+void refuse_values_in_brackets(const Unit&);
 void unwrap_literals(Unit&);
 void expand_designators(Unit&);
 

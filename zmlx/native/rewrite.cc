@@ -275,6 +275,7 @@ Rewritten rewrite(const std::string& metal_text, const RewriteOptions& options) 
 
   refuse_unsupported(unit);
   refuse_mutable_globals(unit);
+  refuse_values_in_brackets(unit);
   refuse_recursion(unit, library);
   merge_overloads(unit);
   merge_specialisations(unit);
