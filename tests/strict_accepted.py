@@ -4,6 +4,9 @@ Each is (claim, header, body), with the arguments of those in strict_kernels.py.
 """
 
 BOTH_ACCEPT = [
+    ("a template list with && and || in it first",
+     "template <typename U, typename = enable_if_t<is_scalar_v<U> && (sizeof(U) > 1 || 1)>>\n"
+     "U first(U v) { return v; }", "y[0] = first(x[0]);"),
     ("variables of vectors with round brackets",
      "using V = float2;\nstatic constant float2 k(1, 2);\n"
      "template <typename U> float last() { U v(1, 2), w(3, 4); return v.y + w.y; }\n"
@@ -74,6 +77,33 @@ BOTH_ACCEPT = [
      "template <typename U> U one(vec<U, 3> v) { return (v * 2.5f).x; }",
      "half4 v = half4(h[0]) * 2.5f; short4 k = short4(n) * 3; int4 m = 2.5f; float f = x[0] * 2;\n"
      "y[0] = float(v.x) + k.x + max(m, 2.5f).x + float(one<half>(half3(1))) + (f * v).y;"),
+    ("scalars shifted by vectors", "template <typename U> vec<U, 2> bit(U a) {\n"
+     "return 1 << vec<U, 2>(a); }",
+     "const int k = 1; uint3 v = 1 << uint3(n); v = k << v; ushort2 p = 1u >> ushort2(n);\n"
+     "y[0] = v.x + p.y + bit<uint>(2).x;"),
+    ("enumerators beside half and bfloat", "enum { two = 2 };\nenum K : uint { three = 3 };",
+     "T a = two; a += two; a = a < two ? a * three : T(two); half c = h[0] + three;\n"
+     "z[0] = three * b[0]; y[0] = c / two; if (b[0] > two) y[1] = 1;"),
+    ("names of types of the body in the header",
+     "float f(float real, float V) { return real * V; }\n"
+     "template <typename F> float apply(F V) { return V(1.0f, 2.0f); }\n"
+     "struct Sum { float operator()(float a, float b) const { return a + b; } };",
+     "typedef float real; using V = float2; V v(1, 2); real a = f(x[0], 2);\n"
+     "y[0] = a + v.x + apply(Sum());"),
+    ("thread objects that are returned",
+     "struct S { float v; thread S& id() thread { return *this; } };\n"
+     "thread S mk(float a);\nthread S mk(float a) { return {a}; }\n"
+     "thread S operator+(S a, S b) { return {a.v + b.v}; }\n"
+     "thread float twice(thread float (&a)[1]) { return a[0] * 2; }",
+     "float a[1] = {1}; S s = mk(1); y[0] = (mk(1) + s.id()).v + twice(a);"),
+    ("macros that are vectors",
+     "#define VEC(T, n) vec<T, n>\n#define NAMED(T, n) T##n\n#define V4 metal::float4\n"
+     "#define MAKE(T, n, ...) vec<T, n>(__VA_ARGS__)\n#define JOIN(a, b) a##b\n"
+     "float two(float a) { return a; }\n"
+     "template <typename U> VEC(U, 2) add(VEC(U, 2) a) { return a + VEC(U, 2)(1, 2); }",
+     "VEC(float, 4) v = VEC(float, 4)(1, 2, 3, 4); VEC(float, 2) p(1, 2); V4 q(1, 2, 3, 4);\n"
+     "NAMED(half, 2) r = NAMED(half, 2)(1, 2); y[0] = v.x + p.y + q.x + V4(1, 2, 3, 4).w + r.x;\n"
+     "y[1] = MAKE(float, 2, 1, 2).y + JOIN(t, wo)(x[0]) + add<float>(p).x;"),
     ("casts of vectors", "template <typename V> V cast(float4 v) { return (V)v; }",
      "float4 v = float4(x[0]); half4 a = (half4)v; a = static_cast<half4>(v); int4 k = (int4)v;\n"
      "a = cast<half4>(v); bool4 m = v > 0; y[0] = float(a.x) + float(k.y) + float4(m).z;"),

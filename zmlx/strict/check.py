@@ -138,6 +138,8 @@ _NOT_METAL = re.compile(
     r"|kernel functions cannot be used in a template"
     r"|scalar operand type has greater rank(?!.*bfloat)"
     r"(?=.*(?:vec<half|'half' values)|(?!.*'[^']*\b(?:float|half)'))"
+    r"|requested shift is a vector .* not a vector \('(?:const |__\w+ |unsigned |signed )*"
+    r"(?:char|short|int|long)'"
     r"|(cast|conversion) from '[^']*'( \(aka '(\w+ )*half'\))? to .*__bf16.* is not allowed"
     r"|cast from '([^']*' \(aka ')?[^']*__bf16'.* to .*half.* is not allowed"
 )
@@ -202,6 +204,7 @@ _COPY = re.compile(
 _TYPE = r"'([^']*)'(?: \(aka '([^']*)'\))?"
 _ARMS = re.compile(rf"(?:incompatible operand types \(|is ambiguous; ){_TYPE} and {_TYPE}")
 _OBJECT = re.compile(r"(?:const |__(?:global|local|private|constant|generic) )*([\w:]+(<.*>)?)")
+_EXTENDED = re.compile(r"use of overloaded operator .* is ambiguous .*\b(?:half|__bf16)\b")
 _LOCAL = "non-kernel function variable cannot be declared in local address space"
 _CAST = re.compile(r"(?:C-style |static_)cast from (.*?) to (.*)")
 _COMPONENTS = re.compile(r"(?:, |ext_vector_type\()(\d)")
@@ -260,6 +263,9 @@ def _say(diagnostic: clang.Diagnostic) -> tuple[str, str] | None:
     constructs = message.startswith("no matching constructor")
     if constructs and any(map(_COPY.search, (message, *diagnostic.notes))):
         return None
+    candidates = [note for note in diagnostic.notes if "candidate" in note]
+    if _EXTENDED.search(message) and all(n.startswith("built-in ") for n in candidates):
+        return None  # beside an enumerator clang does not count these types as numbers
     if "is ambiguous" in message and any("explicitly deleted" in n for n in diagnostic.notes):
         return None  # what a function returns has no space in OpenCL; see translate._methods
     rule = "metal"

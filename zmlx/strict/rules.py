@@ -152,26 +152,29 @@ def _derived(outline: Outline) -> Iterator[Finding]:
 
 
 def _deduced(outline: Outline) -> Iterator[tuple[int, str]]:
-    """Variables of a class template of the text that is given no arguments: `Box b(1)`."""
+    """Objects of a class template of the text that is given no arguments: `Box b(1)`, `Box(1)`."""
     types = [scope for scope in outline.scopes if scope.kind == "type"]
     templates = {s.name for s in types if outline[s.head] == "template"}
     templates -= {s.name for s in types if outline[s.head] != "template"}
     templates -= {b.text for a, b in pairwise(outline.tokens) if a.text in ("typename", "using")}
     for i, token in enumerate(outline.tokens):
-        if token.text not in templates or outline[i + 2] not in ("(", "{", "=", ";"):
+        if token.text not in templates:
             continue
+        names = outline.tokens[i + 1].kind == "word" and outline[i + 2] in ("(", "{", "=", ";")
         scope = outline.scope_at(i)
         function = scope.function
         while scope.kind != "type" and scope.parent is not None:
             scope = scope.parent  # in a class the name may stand for that class itself
-        declares = outline.tokens[i + 1].kind == "word" and function and scope.kind != "type"
-        if declares and outline[i - 1] not in ("struct", "class", "union", "::"):
+        inside = function is None or scope.kind == "type"
+        inside |= function is not None and outline[function.parameters[0] - 2] == "::"
+        made = (names or outline[i + 1] in ("(", "{")) and not inside
+        if made and outline[i - 1] not in ("struct", "class", "union", "::", "~"):
             yield token.line, token.text
 
 
 def _spaceless(outline: Outline) -> Iterator[Finding]:
     """Pointers and references without an address space (§4)."""
-    types = (_KNOWN_TYPES | outline.types) - _values(outline)
+    types = (_KNOWN_TYPES | outline.types.keys()) - _values(outline)
     types |= _type_macros(outline.text, types)
     for i, token in enumerate(outline.tokens):
         if token.kind != "word":
@@ -180,6 +183,8 @@ def _spaceless(outline: Outline) -> Iterator[Finding]:
         dependent = outline[begin] == "typename" and begin < i - 1
         template = token.text in _TEMPLATES and outline[i + 1] == "<"
         if not (dependent or template or token.text in types):
+            continue
+        if not outline.is_within(i, outline.types.get(token.text, [outline.file])):
             continue
         if outline[begin] in (".", "->", "struct", "class", "using", "enum", "union"):
             continue

@@ -7,6 +7,7 @@ beside the compiler need.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 _TOKEN = re.compile(
@@ -139,7 +140,7 @@ class Outline:
 
     def _enter(self, parent: Scope, head: int, brace: int) -> Scope:
         kind, name, j = "block", "", head
-        while self[j] == "template" and self[j + 1] == "<":
+        while self[j] == "template" and self[j + 1] == "<" and self.angle_end(j + 1) > 0:
             j = self.angle_end(j + 1) + 1
         words = []
         while j < brace:
@@ -201,6 +202,10 @@ class Outline:
             j = self.angle_end(j + 1) + 1
         while j < brace:
             if self[j] == "(" and j in self.partner:
+                close = self.partner[j]
+                if self[close + 2] == "(" and self[close + 1] != "noexcept":
+                    j = close + 1  # `VEC(U, 2) f(`, of a macro that is a type
+                    continue
                 if self[j - 1] == "operator":
                     j += 2
                 return self[j - 1], (j, self.partner[j])
@@ -272,19 +277,26 @@ class Outline:
             end = self.skip(end)
         return begin, end
 
-    def _type_names(self) -> set[str]:
-        """Types that the text declares, template parameters among them."""
-        names: set[str] = set()
+    def is_within(self, i: int, scopes: Iterable[Scope]) -> bool:
+        """Whether token i is in one of the scopes."""
+        return any(scope.open < i < scope.close for scope in scopes)
+
+    def visible(self, i: int) -> Scope:
+        """Where a name is known that token i declares: in its function, or everywhere."""
+        return self.scope_at(i).function or self.file
+
+    def _type_names(self) -> dict[str, list[Scope]]:
+        """Types that the text declares, template parameters among them, and where."""
+        names: dict[str, list[Scope]] = {}
         for i, token in enumerate(self.tokens):
             declares = token.text in ("struct", "class", "union", "enum", "typename")
             k = self._past_attribute(i + 1) if declares else i + 1
-            after = self.tokens[k] if k < len(self.tokens) else None
-            if after is None or after.kind != "word":
+            if token.text == "typedef":
+                k = self.statement(i)[1] - 1
+            elif not declares and not (token.text == "using" and self[i + 2] == "="):
                 continue
-            if declares or (token.text == "using" and self[i + 2] == "="):
-                names.add(after.text)
-            elif token.text == "typedef":
-                end = self.statement(i)[1]
-                if self.tokens[end - 1].kind == "word":
-                    names.add(self[end - 1])
-        return names - {"namespace", "class"}
+            if k < len(self.tokens) and self.tokens[k].kind == "word":
+                names.setdefault(self[k], []).append(self.visible(i))
+        for word in ("namespace", "class"):
+            names.pop(word, None)
+        return names

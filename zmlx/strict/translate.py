@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 from .conditionals import INCLUDE
 from .tokens import Outline, Scope, tokenize
@@ -37,10 +37,7 @@ _COHERENT = re.compile(rf"\bcoherent\s*\(\s*(?:{'|'.join(COHERENT_IN)})\s*\)")
 _ATTRIBUTE = re.compile(rf"\[\[\s*{_SAID}(\s*,\s*{_SAID})*\s*\]\]")
 #: A macro's definition.
 DEFINE = re.compile(r"^[ \t]*#[ \t]*define\b(?:[^\\\n]|\\.)*", re.MULTILINE | re.DOTALL)
-_ALIAS_MACRO = re.compile(
-    rf"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+(?:{'|'.join(sorted(VECTORS))})\b[ \t]*(?=\n|/[/*])",
-    re.MULTILINE,
-)
+_VECTOR = re.compile(rf"(?:metal :: )?(?:{'|'.join(sorted(VECTORS))}|vec < .* >)")
 # The beginning of a function, with the pragmas that clang takes nowhere else in it.
 _OPENING = re.compile(
     r"\{(?:(?:\s|//[^\n]*\n|/\*[\s\S]*?\*/)*"
@@ -157,6 +154,7 @@ def to_clang(text: str, outline: Outline, *, arms: bool, copied: bool = False) -
     if copied:
         _copies(edits, outline)
     _methods(edits, outline)
+    _returned(edits, outline)
     _array_parameters(edits, outline)
     for match in INCLUDE.finditer(text):
         edits.blank(match.start(), match.end())
@@ -277,9 +275,35 @@ def _with_bit(value: float, bit: int) -> float:
 def _constructors(edits: _Edits, outline: Outline) -> None:
     """`V(a, b)` as `zk_make<V>(a, b)`, and `V v(a, b)` as `V v = zk_make<V>(a, b)`, for vectors and
     for types whose meaning a scan does not know."""
+    macros = list(_macros(outline.text))
     aliases = _maybe_vectors(outline)
-    initialised = _initialised(outline)
+    for macro in macros:
+        if macro.is_vector([]):
+            aliases[macro.name] = [outline.file]
+    called = {macro.name: macro for macro in macros if macro.parameters is not None}
     members: dict[tuple[int, str], str] = {}
+    _made(edits, outline, aliases, called, members)
+    for at, owner in _initialised(outline).items():
+        made = members.get((owner.open, outline[at]))
+        if made and outline[at + 1] == "(" and _of_vector(outline, outline.arguments(at + 1)):
+            brace, end = outline.tokens[at + 1], outline.tokens[outline.partner[at + 1]]
+            edits.replace(brace.start, brace.end, f"(zk_make<{made}>(")
+            edits.replace(end.start, end.end, "))")
+    for macro in macros:
+        inside = {name: [macro.body.file] for name in aliases}
+        _made(edits, macro.body, inside, called, {})
+
+
+def _made(
+    edits: _Edits,
+    outline: Outline,
+    aliases: dict[str, list[Scope]],
+    called: dict[str, _Macro],
+    members: dict[tuple[int, str], str],
+) -> None:
+    """The calls and the variables; `called` are macros with arguments, `members` gets those of the
+    text's types."""
+    initialised = _initialised(outline)
     i = 0
     while i < len(outline):
         token = outline.tokens[i]
@@ -293,7 +317,16 @@ def _constructors(edits: _Edits, outline: Outline) -> None:
                 i = last + 1
                 continue
         known = token.text in VECTORS or last > i
-        if (known or token.text in aliases) and i not in initialised:
+        alias = outline.is_within(i, aliases.get(token.text, ()))
+        macro = called.get(token.text)
+        if macro and outline[i + 1] == "(" and i + 1 in outline.partner:
+            values = [
+                (outline.tokens[b].start, outline.tokens[e - 1].end)
+                for b, e in outline.arguments(i + 1)
+            ]
+            if macro.is_vector([edits.text[b:e] for b, e in values]):
+                alias, last = True, outline.partner[i + 1]
+        if (known or alias) and i not in initialised:
             name = edits.text[token.start : outline.tokens[last].end]
             call = outline[last + 1] == "(" and outline[i - 1] not in ("operator", "~", "struct")
             # `V (&name)[4]` declares, `V (*)(int)` is a type.
@@ -304,18 +337,32 @@ def _constructors(edits: _Edits, outline: Outline) -> None:
             elif last + 1 < len(outline) and outline.tokens[last + 1].kind == "word":
                 _declaration(edits, outline, i, last + 1, name, known, members)
         i = max(last, i) + 1
-    for at, owner in initialised.items():
-        made = members.get((owner.open, outline[at]))
-        if made and outline[at + 1] == "(" and _of_vector(outline, outline.arguments(at + 1)):
-            brace, end = outline.tokens[at + 1], outline.tokens[outline.partner[at + 1]]
-            edits.replace(brace.start, brace.end, f"(zk_make<{made}>(")
-            edits.replace(end.start, end.end, "))")
-    for macro in DEFINE.finditer(edits.text):
-        tokens = [t for t in tokenize(macro.group()) if t.directive]
-        for token, after in pairwise(tokens[3:]):
-            if token.text in VECTORS | aliases and after.text == "(":
-                start = macro.start() + token.start
-                edits.replace(start, start + len(token.text), f"zk_make<{token.text}>")
+
+
+@dataclass
+class _Macro:
+    """A macro; the outline of its body, at its place in the text; and its parameters, if any."""
+
+    name: str
+    body: Outline
+    parameters: list[str] | None
+
+    def is_vector(self, values: list[str]) -> bool:
+        """Whether it is a type of vectors for these values of its parameters."""
+        given = dict(zip(self.parameters or [], values, strict=False))
+        words = [given.get(token.text, token.text) for token in self.body.tokens]
+        return bool(_VECTOR.fullmatch(" ".join(words).replace(" ## ", "")))
+
+
+def _macros(text: str) -> Iterator[_Macro]:
+    for match in DEFINE.finditer(text):
+        _, _, name, *more = tokenize(match.group())
+        behind, parameters = name.end, None
+        if more and more[0].text == "(" and more[0].start == name.end:
+            close = next((k for k, token in enumerate(more) if token.text == ")"), 0)
+            behind, parameters = more[close].end, [t.text for t in more[1:close:2]]
+        start = match.start() + behind
+        yield _Macro(name.text, Outline(" " * start + text[start : match.end()]), parameters)
 
 
 def _declaration(
@@ -433,23 +480,22 @@ def _copies(edits: _Edits, outline: Outline) -> None:
                 edits.blank(outline.tokens[k].start, outline.tokens[k].end)
 
 
-def _maybe_vectors(outline: Outline) -> set[str]:
-    """Names of types in the text that may stand for a vector: aliases, macros of one word and
+def _maybe_vectors(outline: Outline) -> dict[str, list[Scope]]:
+    """Names of types in the text that may stand for a vector, and where they do: aliases and
     template parameters."""
     constructed = {s.name for s in outline.scopes if s.kind == "type"}
-    names: set[str] = set(_ALIAS_MACRO.findall(outline.text))
+    names: dict[str, list[Scope]] = {}
     for i, token in enumerate(outline.tokens):
-        after = outline[i + 1]
-        parameter = token.text == "typename" and outline[i - 1] in ("<", ",")
-        end = outline.statement(i)[1] if token.text in ("using", "typedef") else i
-        if parameter:
-            names.add(after)
+        end, name = outline.statement(i)[1] if token.text in ("using", "typedef") else i, ""
+        if token.text == "typename" and outline[i - 1] in ("<", ","):
+            name = outline[i + 1]
         elif token.text == "using" and outline[i + 2] == "=":
-            if not _whole(outline, i + 3, end, constructed):
-                names.add(after)
-        elif token.text == "typedef" and not _whole(outline, i + 1, end - 1, constructed):
-            names.add(outline[end - 1])
-    return {name for name in names - constructed if re.fullmatch(r"[A-Za-z_]\w*", name)}
+            name = "" if _whole(outline, i + 3, end, constructed) else outline[i + 1]
+        elif token.text == "typedef":
+            name = "" if _whole(outline, i + 1, end - 1, constructed) else outline[end - 1]
+        if re.fullmatch(r"[A-Za-z_]\w*", name) and name not in constructed:
+            names.setdefault(name, []).append(outline.visible(i))
+    return names
 
 
 def _whole(outline: Outline, begin: int, end: int, names: set[str]) -> bool:
@@ -490,6 +536,19 @@ def _methods(edits: _Edits, outline: Outline) -> None:
             behind = outline.tokens[close + 1 if const else close].end
             edits.replace(behind, behind, " __private ")
     _defaults(edits, outline)
+
+
+def _returned(edits: _Edits, outline: Outline) -> None:
+    """`thread S f(…)` as `S f(…)`: what a function returns has no space in OpenCL."""
+    for i, token in enumerate(outline.tokens):
+        k = i + 1 if token.text == "thread" else i
+        while k > i and (outline.tokens[k].kind == "word" or outline[k] in ("::", "<")):
+            k = outline.angle_end(k) + 1 if outline[k] == "<" else k + 1
+        while outline[k - 1] == "operator" and outline[k] not in ("(", ""):
+            k += 1
+        named = k > i + 2 and outline[k - 2] != "::" and outline[k + 1] not in ("&", "*")
+        if named and outline[k] == "(":
+            edits.blank(token.start, token.end)
 
 
 def _defaults(edits: _Edits, outline: Outline) -> None:
