@@ -129,6 +129,20 @@ BOTH_ACCEPT = [
     ("comparisons of vectors", "",
      "float4 a = float4(x[0]); bool4 m = a < 2.0f; if (any(m) && !all(a == 1.0f)) y[0] = 1;\n"
      "y[1] = select(a, float4(0), m).x + (isnan(a).y ? 1 : 0);"),
+    ("comparisons beside whatever binds more and less",
+     "template <typename V> bool same(V a, V b) { return all(a == b); }\n"
+     "template <int K> float both(int i) { return i < K && K > 2 ? 1 : 0; }\n"
+     "#define LESS(a, b) ((a) < (b))\n"
+     "struct S { int v; bool operator<(S o) const { return v < o.v; } };",
+     "float4 v = float4(x[0]), q = float4(1); int i = n; thread int* p = &i;\n"
+     "bool4 m = v * 2 + 1 < q.wzyx; m = !(v < q) || v == vec<float, 4>(1) && q != float4{1, 2};\n"
+     "m = ((v < q) & (q <= v)) | (v >= 2); m = LESS(v, q); m = (bool4)(v < q);\n"
+     "if (i >> 1 < n << 2 == true) y[0] = static_cast<int>(v.x) < 3 ? 1 : 2;\n"
+     "if (&i == p && i & 1 != 0) for (int k = 0, l = 3; k < l; ++k) y[1] = (v < q).x;\n"
+     "if constexpr (N > 3) y[2] = int4(v < q).x + both<(N > 2)>(i) + half4(v > q).y;\n"
+     "float a[N > 2 ? N : 2]; a[i < 2] = 0; do i -= 1; while (i > 0); y[3] = (v < q)[1];\n"
+     "y[5] = a[S{1} < S{2}]; switch (i) { case 1 == 1: return; default: i = v.x > 1; }\n"
+     "y[4] = same(v, q) + same(int2(1), int2(2)) + any(v.xy > 0) + select(v, q, v < q).x;"),
     ("swizzles of bool vectors", "",
      "bool4 p = bool4(true, false, x[0] > 0, false); bool3 q = p.xyz; bool2 r = p.zw; p.xy = r;\n"
      "bool4 s = p.wzyx; p.y = true; q.rg = r && p.xx; bool2 t = !(x[0] < float4(2)).xy;\n"

@@ -7,7 +7,8 @@ The parts of the package:
 
     check      the checks and their result     tokens     a text's structure
     rules      what clang does not say         translate  Metal to OpenCL C++
-    clang      runs clang                      catalogue  every kernel of the catalogue
+    clang      runs clang                      comparisons  where they are
+    conditionals  what #if takes               catalogue  every kernel of the catalogue
 """
 
 from .check import METAL_VERSION, Problem, check, check_kernel, check_many, metal_text

@@ -2,8 +2,8 @@
 
 Almost everything is a macro or a type of `include/`. What is left to rewrite: the kernel's
 attributes and template line, constructors of vectors (clang has no `float4(a, b)`), literals that
-clang lacks or lets pass as bfloat, and member functions, which run on `thread` objects in Metal
-and on any in OpenCL.
+clang lacks or lets pass as bfloat, comparisons, and member functions, which run on `thread` objects
+in Metal and on any in OpenCL.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .comparisons import comparisons
 from .conditionals import INCLUDE
 from .tokens import Outline, Scope, tokenize
 
@@ -149,6 +150,9 @@ def to_clang(text: str, outline: Outline, *, arms: bool, copied: bool = False) -
     if not arms:
         _function_arguments(edits, outline)
     _literals(edits, outline)
+    for begin, end in comparisons(outline):
+        edits.replace(outline.tokens[begin].start, outline.tokens[begin].start, "zk_compared(")
+        edits.replace(outline.tokens[end - 1].end, outline.tokens[end - 1].end, ")")
     _constructors(edits, outline)
     _lists(edits, outline)
     if copied:

@@ -290,7 +290,7 @@ struct zk_shape<vec<T, N>> {
   typedef T element;
 };
 
-// boolN: what a comparison of vectors gives converts to it, and nothing else does. clang's own
+// boolN: what a comparison of vectors in a macro gives converts to it, and nothing else does. clang's own
 // vectors of bool have no swizzles, so each of them is a member, of a type that converts to boolN.
 struct bool2;
 struct bool3;
@@ -375,6 +375,18 @@ ZK_BOOLS(4, ZK_WORDS_4, (x, y, z, w), (r, g, b, a))
 #undef ZK_BOOLS
 bool any(bool);
 bool all(bool);
+
+// `a < b`: translate.py passes what a comparison gives through here.
+template <typename T>
+constexpr enable_if_t<!zk_shape<T>::vector, T> zk_compared(T a) {
+  return a;
+}
+template <typename T>
+bool2 zk_compared(vec<T, 2>);
+template <typename T>
+bool3 zk_compared(vec<T, 3>);
+template <typename T>
+bool4 zk_compared(vec<T, 4>);
 
 // `float4(...)`: translate.py writes a constructor of a vector as a call of `zk_make`.
 template <typename E, typename A>
