@@ -42,7 +42,7 @@ from mlx.utils import tree_flatten
 from ..arguments import check_size
 from ..choice import catalogue, choice, prefer
 from ..nn.choosing import TYPICAL_ROWS
-from .copies import Place, own, places
+from .copies import Place, distinct, make_own, own, places
 from .dtypes import own_dtype
 from .head import find_head, head_of, lm_loss, put_head, restore_head
 from .match import Matcher, random_state_kept
@@ -110,12 +110,12 @@ def patch(
     report = Report(mode)
     matcher = Matcher()
     found = _plans(model, matcher, report, wanted, unwanted, mode)
-    for place, plan in found:
+    make_own(place for place, _ in found)
+    for place, plan in distinct(found):
         module = own(place)
-        if plan_of(module) is not None:
-            continue  # in a list that has two names
         try:
-            put(module, plan, mode == "training")
+            if plan_of(module) is None:  # it is in another place, too
+                put(module, plan, mode == "training")
         except Exception as error:  # whatever making a class of its class raises
             why = f"no class can be derived from its own: {error}"
             report.skipped.append(Skipped(place.path, type(module).__name__, why))
@@ -148,7 +148,8 @@ def _plans(
                 if mode == "training" and not is_trained(module):
                     _probe(module, patched, mode)
                     set_trained(module)
-                _add(report, path, module, patched, new=False)
+                for place, _ in distinct((place, patched) for place in several):
+                    _add(report, place.path, module, patched, new=False)
             except UnmatchedError as reason:
                 take_out(module)
                 report.skipped.append(Skipped(path, type(module).__name__, str(reason)))
@@ -275,8 +276,10 @@ def unpatch(model: nn.Module) -> int:
         raise TypeError(
             f"[unpatch] 'model' must be an mlx.nn.Module but got {_name_of_type(model)}."
         )
-    heads = restore_head(model)
-    return heads + sum(restore(module) for _, module in list(named(model)))
+    modules = [module for _, module in named(model)]
+    count = sum(restore_head(module) + take_out(module) for module in modules)
+    # What comes back may hold what was patched before it was copied.
+    return count + sum(restore_head(module) + restore(module) for _, module in named(model))
 
 
 def smart_patch(

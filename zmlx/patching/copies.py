@@ -1,26 +1,28 @@
 """Copies of modules without arrays, such as activations and dropout.
 
 Such a module may be shared with other models (mlx-lm has activations as default arguments), so
-that each place of it gets a copy of its own, with all that is below it, and the nearest module
-above that stays keeps the original for `unpatch`.
+that the places of it in a model get a copy, with all that is below it, which keeps the original for
+`unpatch`.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.nn as nn
 
 from .held import same
 from .shadows import Keys, children, entries, entry, is_opaque, joined, rebuilt, shadow
 
-#: The attribute of a module that has the originals of what was copied directly below it: (original,
-#: copy, attributes of the copy when it was made), those further below too. Lists and dicts with
-#: modules in them are copied as well, and have their entries in the place of attributes.
+#: The attribute of a copy that has the originals of what was copied below it, and last its own:
+#: (original, copy, attributes of the copy when it was made). Lists and dicts with modules in them
+#: are copied as well, and have their entries in the place of attributes.
 ORIGINALS = "_zmlx_originals"
+
+Plan = TypeVar("Plan")
 
 
 @dataclass(frozen=True)
@@ -58,30 +60,60 @@ def places(model: nn.Module) -> Iterator[Place]:
                 left.append(Place(path, child, here.module, keys))
 
 
+def make_own(chosen: Iterable[Place]) -> None:
+    """Puts copies in these places, but where one is or the module stays. What is one module, list
+    or dict in two places is one copy, if the same is chosen in both."""
+    below: dict[tuple[int, Keys], tuple[nn.Module, set[Keys]]] = {}
+    for place in chosen:
+        if place.parent is not None:
+            _, keys = below.setdefault((id(place.parent), place.keys), (place.parent, set()))
+            keys.add(place.below)
+    known: dict[Any, tuple[Any, list[Any]]] = {}
+    for (_, keys), (parent, inner) in below.items():
+        child = _at(parent, keys)
+        if _original(child) is None:
+            _put(parent, keys, _copied(child, frozenset(inner), known)[0])
+
+
 def own(place: Place) -> nn.Module:
-    """The module at a place, in a copy if it does not stay."""
+    """The module that is at a place by now."""
     if place.parent is None:
         return place.module
-    child = _at(place.parent, place.keys)
-    made = vars(place.parent).setdefault(ORIGINALS, [])
-    if not any(child is copied for _, copied, _ in made):
-        child = _copied(child, made)
-        _put(place.parent, place.keys, child)
-    return _at(child, place.below)  # type: ignore[no-any-return]
+    return _at(place.parent, (*place.keys, *place.below))  # type: ignore[no-any-return]
+
+
+def distinct(found: Iterable[tuple[Place, Plan]]) -> Iterator[tuple[Place, Plan]]:
+    """Without places that were met before by another name of a list or a dict in them."""
+    seen = set()
+    for place, plan in found:
+        slots: Any = id(place.module)
+        if place.parent is not None:
+            inner = (*place.keys, *place.below)
+            slots = (*((id(_at(place.parent, k[:-1])), k[-1]) for k in (place.keys, inner)),)
+        if slots not in seen:
+            seen.add(slots)
+            yield place, plan
 
 
 def give_back(parent: nn.Module) -> None:
     """Puts originals where copies of them still are, with what has changed in the copies."""
-    made = vars(parent).pop(ORIGINALS, ())
-    originals = {id(copied): original for original, copied, _ in made}
+    made: list[Any] = []
     for keys, child in list(children(parent)):
-        if id(child) in originals:
-            _put(parent, keys, originals[id(child)])
+        if (original := _original(child)) is not None:
+            made += vars(child)[ORIGINALS]
+            _put(parent, keys, original)
+    originals = {id(copied): original for original, copied, _ in made}
     for original, copied, before in made:
         if isinstance(original, nn.Module):
             _take_over(original, copied, before, originals)
         else:
             _take_over_entries(original, copied, before, originals)
+
+
+def _original(module: nn.Module) -> Any:
+    """What a module is a copy of, None if it is none."""
+    made = vars(module).get(ORIGINALS)
+    return made[-1][0] if made and made[-1][1] is module else None
 
 
 def _at(value: Any, keys: Keys) -> Any:
@@ -98,27 +130,35 @@ def _put(parent: nn.Module, keys: Keys, new: nn.Module) -> None:
         list.__setitem__(holder, keys[-1], new)
 
 
-def _mapped(value: Any, function: Any, made: list[Any] | None = None) -> Any:
-    """A list or dict with other modules, itself where it has none: others may hold it too, and what
-    a call puts in is theirs."""
-    if isinstance(value, nn.Module):
-        return function(value)
+def _mapped(value: Any, parts: Mapping[Any, Any]) -> Any:
+    """A list or dict with other entries, itself where these are its own: others may hold it too,
+    and what a call puts in is theirs."""
+    return value if all(parts[k] is v for k, v in entries(value)) else rebuilt(value, parts)
+
+
+def _copied(
+    value: Any, chosen: frozenset[Keys], known: dict[Any, tuple[Any, list[Any]]]
+) -> tuple[Any, list[Any]]:
+    """The copy of a module, or of a list or dict with modules, and what `ORIGINALS` has of it;
+    `chosen`: where in it something is replaced."""
     if not isinstance(value, (list, dict)):
-        return value
-    parts = {k: _mapped(v, function, made) for k, v in entries(value)}
-    if all(parts[k] is v for k, v in entries(value)):
-        return value
-    copied = rebuilt(value, parts)
-    if made is not None:
-        made.append((value, copied, parts))
-    return copied
-
-
-def _copied(module: nn.Module, made: list[Any]) -> nn.Module:
-    below = {k: _mapped(v, lambda m: _copied(m, made), made) for k, v in entries(module)}
-    copied: nn.Module = shadow(module, below)
-    made.append((module, copied, _attributes(copied)))
-    return copied
+        return value, []
+    key = id(value), chosen
+    if key not in known:
+        made: list[Any] = []
+        parts: dict[Any, Any] = {}
+        for k, v in entries(value):
+            below = frozenset(keys[1:] for keys in chosen if keys[:1] == (k,))
+            parts[k], more = _copied(v, below, known)
+            made += more
+        if isinstance(value, nn.Module):
+            copied: Any = shadow(value, parts)
+            made.append((value, copied, _attributes(copied)))
+            vars(copied)[ORIGINALS] = made
+        elif (copied := _mapped(value, parts)) is not value:
+            made.append((value, copied, parts))
+        known[key] = copied, made
+    return known[key]
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
@@ -162,7 +202,9 @@ def _take_over_entries(
 def _given_back(value: Any, originals: dict[int, Any]) -> Any:
     if id(value) in originals:
         return originals[id(value)]
-    return _mapped(value, lambda m: originals.get(id(m), m))
+    if isinstance(value, nn.Module) or not isinstance(value, (list, dict)):
+        return value
+    return _mapped(value, {k: _given_back(v, originals) for k, v in entries(value)})
 
 
 def _equal(a: Any, b: Any) -> bool:
