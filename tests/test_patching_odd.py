@@ -1,5 +1,8 @@
 """Modules with names, shapes and classes that few have: patched, they compute what they did."""
 
+import copy
+import pickle
+
 import mlx.core as mx
 import mlx.nn as mnn
 import pytest
@@ -139,3 +142,88 @@ class Unready(mnn.RMSNorm):
 
 def test_a_property_may_raise():
     assert compares(mnn.Sequential(Unready(24), mnn.SiLU()), X).kinds()["norm"] == 1
+
+
+class Above(mnn.RMSNorm):
+    """Goes up from `self.__class__`, and clones itself."""
+
+    def __init__(self, dims):
+        super(self.__class__, self).__init__(dims)
+
+    def __call__(self, x):
+        return super(self.__class__, self).__call__(x)
+
+    def _extra_repr(self):
+        return super(self.__class__, self)._extra_repr()
+
+    def clone(self):
+        return self.__class__(self.weight.shape[0])
+
+    def kin(self):
+        return [self.__class__ is Above, self.__class__.__name__, type(self).__name__]
+
+
+def test_a_module_may_go_by_its_class():
+    norm = Above(24)
+    model, wide = mnn.Sequential(norm), X.reshape(2, 1, 1, 1, 1, 3, 24)
+    before, kin = model(wide), norm.kin()
+    assert zmlx.patch(model).kinds() == {"norm": 1}
+    # In as many axes as no plan was compared for.
+    assert mx.allclose(model(wide), before, rtol=1e-5, atol=1e-6)
+    assert norm.kin() == kin
+    assert type(norm.clone()) is Above
+    assert "24" in repr(norm)
+    for copied in copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)):
+        twin = copied(norm)
+        assert twin.__class__ is Above
+        assert mx.allclose(twin(wide), before, rtol=1e-5, atol=1e-6)
+    zmlx.unpatch(model)
+    assert type(norm) is Above
+    assert mx.array_equal(model(wide), before)
+
+
+class ByType(mnn.RMSNorm):
+    """Goes by the type of itself."""
+
+    def kin(self):
+        return type(self) is ByType
+
+
+class AboveType(mnn.RMSNorm):
+    def _extra_repr(self):
+        return super(type(self), self)._extra_repr()
+
+
+class NameOfType(mnn.RMSNorm):
+    def name(self):
+        return type(self).__name__
+
+
+@pytest.mark.parametrize(("cls", "replaced"), [(ByType, 0), (AboveType, 0), (NameOfType, 1)])
+def test_what_uses_type_of_itself_is_left_alone_with_a_reason(cls, replaced):
+    model = mnn.Sequential(cls(24))
+    report = zmlx.patch(model)
+    assert len(report.replaced) == replaced
+    reasons = [s.why for s in report.skipped if s.path == "layers.0"]
+    assert reasons == ["its code uses type(self)"] * (1 - replaced)
+    assert "24" in repr(model)
+
+
+@pytest.mark.parametrize("given", [(X,), (X, 3), (3.0,)], ids=["one", "too many", "a number"])
+@pytest.mark.parametrize("kept", [0.5, 0.0, 1.5, float("nan"), "all"])
+@pytest.mark.parametrize("training", [False, True])
+def test_dropout_takes_what_it_took(given, kept, training):
+    model = mnn.Sequential(mnn.Dropout(0.5))
+    model.layers[0]._p_1 = kept
+    model.train(training)
+
+    def outcome():
+        try:
+            y = model.layers[0](*given)
+            return y if isinstance(y, float) else (y.shape, y.dtype)
+        except Exception as error:
+            return type(error)
+
+    before = outcome()
+    assert zmlx.patch(model, mode="training").kinds() == {"dropout": 1}
+    assert outcome() == before

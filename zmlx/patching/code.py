@@ -212,6 +212,25 @@ def names_of_call(cls: type) -> tuple[set[str], set[str]]:
     return loaded, others
 
 
+def asks_for_its_class(cls: type) -> bool:
+    """Whether a method uses `type(self)`, which is another class while patched, for more than its
+    attributes."""
+    own = (vars(c) for c in cls.__mro__ if c not in nn.Module.__mro__)
+    methods = (getattr(m, "fget", m) for names in own for m in names.values())
+    functions = (function_of(m) for m in methods)
+    return any(f is not None and _asks(f.__code__, f.__code__.co_varnames[:1]) for f in functions)
+
+
+def _asks(code: types.CodeType, own: tuple[str, ...]) -> bool:
+    skipped = ("CACHE", "COPY_FREE_VARS", "PRECALL", "PUSH_NULL")
+    steps = [i for i in dis.get_instructions(code) if i.opname not in skipped]
+    for function, argument, _, after in zip(steps, steps[1:], steps[2:], steps[3:], strict=False):
+        of_itself = function.argval == "type" and argument.argval in own
+        if of_itself and after.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
+            return True
+    return any(_asks(c, own) for c in code.co_consts if isinstance(c, types.CodeType))
+
+
 def function_of(method: Any) -> types.FunctionType | None:
     """The function of a method, of a static or class method too."""
     function = method.__func__ if isinstance(method, (staticmethod, classmethod)) else method

@@ -53,7 +53,7 @@ class Matcher(Mixtures, Leaves):
         found = self._known.get(key)
         if found is None and key not in self._known:
             try:
-                found = self._find_in_all(module)
+                found = self._that_stays(module)
             except UnmatchedError as reason:
                 found = reason
             self._known[key] = found  # type: ignore[assignment]
@@ -73,6 +73,14 @@ class Matcher(Mixtures, Leaves):
                 raise
             found = None
         return found or (_code_plan("calls", module, calls) if calls.ops else None)
+
+    def _that_stays(self, module: mnn.Module) -> Plan | None:
+        """The plan; raises where the code of the module goes by its class, which a patched one has
+        another of."""
+        found = self._find_in_all(module)
+        if found is not None and code.asks_for_its_class(type(module)):
+            raise UnmatchedError("its code uses type(self)")
+        return found
 
     def _same_in_all(self, module: mnn.Module) -> Plan | None:
         """A plan runs in evaluation and in training, and for all sizes, so it has to be found in

@@ -22,7 +22,7 @@ from .copies import give_back
 from .dtypes import own_dtype
 from .held import HELD, STATE, hold, holds_the_same, same
 from .plans import PLAN, CodePlan, Plan, plan_of
-from .shadows import entries, is_opaque, original_class, shadow, slots
+from .shadows import entries, is_opaque, original_class, set_class, shadow, slots
 
 #: The attribute of a patched module whose gradient was compared too.
 _TRAINED = "_zmlx_trained"
@@ -175,6 +175,8 @@ def _subclass(cls: type[nn.Module], methods: dict[str, Any]) -> type[nn.Module]:
     fields: dict[str, Any] = {
         "__doc__": cls.__doc__,
         "__module__": cls.__module__,
+        # `super(self.__class__, self)` goes on above the class that it stands for.
+        "__class__": property(lambda _: cls, set_class),
         "_zmlx_class": cls,
         "_zmlx_class_call": cls.__call__,
         "__init__": _init_of(cls),
@@ -208,7 +210,7 @@ class _Unannounced:
 def _unpatched(self: Any) -> Any:
     """The module without its plan."""
     twin = shadow(self, {})
-    object.__setattr__(twin, "__class__", original_class(self))
+    set_class(twin, original_class(self))
     for name in [n for n in vars(twin) if n.startswith("_zmlx_")]:
         del vars(twin)[name]
     return twin
@@ -264,7 +266,7 @@ def put(module: nn.Module, plan: Plan, training: bool) -> None:
     methods = plan.methods if isinstance(plan, CodePlan) else ()
     cls = _patched_class(type(module), methods)
     object.__setattr__(module, PLAN, plan)
-    object.__setattr__(module, "__class__", cls)
+    set_class(module, cls)
     hold(module, plan.computes())
     if training:
         set_trained(module)
@@ -293,7 +295,7 @@ def take_out(module: nn.Module) -> bool:
     """Takes the plan out of a module, and of nothing below it; returns whether it had one."""
     had = plan_of(module) is not None
     if "_zmlx_class" in vars(type(module)):
-        object.__setattr__(module, "__class__", original_class(module))
+        set_class(module, original_class(module))
     for name in (PLAN, HELD, _TRAINED):
         vars(module).pop(name, None)
     return had

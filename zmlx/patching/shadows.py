@@ -56,6 +56,11 @@ def original_class(module: nn.Module) -> type[nn.Module]:
     return getattr(type(module), "_zmlx_class", type(module))
 
 
+def set_class(module: nn.Module, cls: type) -> None:
+    """Gives a module another class, whatever `__class__` is to the one that it has."""
+    vars(object)["__class__"].__set__(module, cls)
+
+
 def entries(value: Any) -> Iterable[tuple[Any, Any]]:
     """Keys and entries of a list, a tuple or a dict."""
     return dict.items(value) if isinstance(value, dict) else enumerate(value)
@@ -203,7 +208,7 @@ def detached(value: Any) -> Any:
             twin = made[id(value)] = shadow(
                 value, {k: within(v, value, False) for k, v in entries(value)}
             )
-            object.__setattr__(twin, "__class__", original_class(value))
+            set_class(twin, original_class(value))
             for name in [n for n in vars(twin) if n.startswith("_zmlx_")]:
                 del vars(twin)[name]
             for name, held in vars(twin).items():
