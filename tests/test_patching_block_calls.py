@@ -117,7 +117,8 @@ def test_a_block_that_goes_by_what_its_child_is_is_left_alone(way):
 
 class Asserting(Feed):
     def __call__(self, x):
-        assert x.shape[-1] == 24
+        if x.shape[-1] != 24:
+            raise ValueError("it is too short")
         return super().__call__(x)
 
 

@@ -18,6 +18,7 @@ mixtures    the plan for blocks of both
 routing     the choices and weights that are looked for
 plans       what runs instead
 held        what it goes by that can change unseen
+surroundings   and what of that no module holds
 dtypes      the dtypes that modules are compared in
 probe       the check before a plan is put in place
 head        the head and loss of a language model

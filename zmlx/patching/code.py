@@ -12,7 +12,6 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,31 +184,6 @@ def calls(cls: type) -> Calls:
             methods.append(name)
             ops |= {op for one in found.values() for op in one.ops}
     return Calls(tuple(methods), frozenset(ops))
-
-
-def names_of_call(cls: type) -> tuple[set[str], set[str]]:
-    """The global names, and the other ones, in the code of a class's call, of the calls that it
-    overrides, and of the methods and functions that these use."""
-    above = [vars(c) for c in cls.__mro__ if c not in nn.Module.__mro__]
-    loaded: set[str] = set()
-    others: set[str] = set()
-    seen: set[types.FunctionType] = set()
-    left = [function_of(names.get("__call__")) for names in above]
-    while left:
-        function = left.pop()
-        if function is None or function in seen:
-            continue
-        seen.add(function)
-        for use in _uses(function.__code__):
-            (others if use.other else loaded).add(use.name)
-            others.update(use.attributes)
-            if use.other:
-                left += [function_of(names.get(use.name)) for names in above]
-        left += _referred(function).functions.values()
-        for cell in function.__closure__ or ():
-            with suppress(ValueError):  # one without a value
-                left.append(function_of(cell.cell_contents))
-    return loaded, others
 
 
 def asks_for_its_class(cls: type) -> bool:

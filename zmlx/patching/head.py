@@ -25,6 +25,7 @@ from .held import is_as_noted, noted
 from .match import in_mode
 from .reasons import UnmatchedError, noticing
 from .shadows import child_of, detached, original_class, parameters, shadow
+from .surroundings import kept
 from .wiring import Call, Wiring, parameters_of_call, stands, wiring
 
 _HEAD = "_zmlx_head"
@@ -83,7 +84,7 @@ def find_head(model: nn.Module) -> Head:
     """The head of a model that is called with tokens; raises `UnmatchedError` with the reason."""
     twin = detached(model)
     try:
-        with in_mode(twin, training=False):
+        with kept(twin), in_mode(twin, training=False):
             found = _find(twin)
     except UnmatchedError as reason:
         raise UnmatchedError(f"no head and loss: {reason}") from None

@@ -16,6 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .shadows import child_of, entries, is_opaque, original_class
+from .surroundings import surroundings
 
 #: The attribute of a patched module that has what it held when it was patched.
 HELD = "_zmlx_held"
@@ -53,13 +54,17 @@ def same(before: Any, value: Any) -> bool:
     return before is value or (plain and type(before) is type(value) and bool(before == value))
 
 
-def hold(module: nn.Module, computed: Iterable[tuple[str, tuple[str, ...]]]) -> None:
-    """Notes what the module holds; `computed`: paths of norms, and what may change in them."""
+def hold(
+    module: nn.Module, computed: Iterable[tuple[str, tuple[str, ...]]], own_code: bool
+) -> None:
+    """Notes what the module holds, and what its code goes by besides, unless it is that code that
+    runs; `computed`: paths of norms, and what may change in them."""
     own = {key: _noted(value) for key, value in entries(module) if _is_held(value)}
     reads = dict(computed)
     norms = {path: _whole(child_of(module, path), names) for path, names in reads.items()}
-    if own or norms:
-        vars(module)[HELD] = own, norms, reads
+    inner = [child_of(module, path) for path in norms]
+    around = None if own_code else surroundings(module, inner)
+    vars(module)[HELD] = own, norms, reads, around
 
 
 def holds_the_same(module: nn.Module) -> bool:
@@ -67,10 +72,12 @@ def holds_the_same(module: nn.Module) -> bool:
     held = vars(module).get(HELD)
     if held is None:
         return True
-    own, norms, reads = held
+    own, norms, reads, around = held
     now = dict(entries(module))
-    return all(_equals(now.get(key, _Any.NOTHING), was) for key, was in own.items()) and all(
-        _equals(child_of(module, path), was, reads[path]) for path, was in norms.items()
+    return (
+        (around is None or around.is_same())
+        and all(_equals(now.get(key, _Any.NOTHING), was) for key, was in own.items())
+        and all(_equals(child_of(module, path), was, reads[path]) for path, was in norms.items())
     )
 
 

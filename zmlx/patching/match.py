@@ -25,6 +25,7 @@ from .reasons import Reasons, UnmatchedError
 from .routing import Routing
 from .shadows import child_of, count_of, detached, entries, is_opaque, named
 from .steps import Add, AddNorm, BlockPlan, CallChild, Mix
+from .surroundings import kept
 from .templates import ACTIVATIONS, GATED, packed
 from .wiring import Call, Wiring, parameters_of_call, random_states, widths, wiring
 
@@ -67,7 +68,8 @@ class Matcher(Mixtures, Leaves):
         if F.ATTENTION in calls.ops:
             return _code_plan("attention", module, calls)
         try:
-            found = self._same_in_all(module)
+            with kept(module):
+                found = self._same_in_all(module)
         except UnmatchedError:
             if not calls.ops:
                 raise

@@ -21,7 +21,7 @@ from .code import calling, function_of, with_ours
 from .copies import give_back
 from .dtypes import own_dtype
 from .held import HELD, STATE, hold, holds_the_same, same
-from .plans import PLAN, CodePlan, Plan, plan_of
+from .plans import PLAN, CodePlan, DropoutPlan, Plan, plan_of
 from .shadows import entries, is_opaque, original_class, set_class, shadow, slots
 
 #: The attribute of a patched module whose gradient was compared too.
@@ -237,13 +237,17 @@ def _copy(self: Any) -> Any:
 def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     if _says_its_state(original_class(self)):
         return _as_it_says(self, memo)
+    plan = plan_of(self) if is_current(self) else None
     cls: Any = type(self)
     twin = dict.__new__(cls)
     memo[id(self)] = twin
-    vars(twin).update(copy.deepcopy(vars(self), memo))
+    own = {name: value for name, value in vars(self).items() if name != HELD}
+    vars(twin).update(copy.deepcopy(own, memo))
     for slot, value in slots(self):
         slot.__set__(twin, copy.deepcopy(value, memo))
     dict.update(twin, ((k, copy.deepcopy(v, memo)) for k, v in entries(self)))
+    if plan is not None:
+        _hold(twin, plan)
     return twin
 
 
@@ -265,11 +269,15 @@ def put(module: nn.Module, plan: Plan, training: bool) -> None:
     """Makes a module run a plan; `training`: whose gradient was compared too."""
     methods = plan.methods if isinstance(plan, CodePlan) else ()
     cls = _patched_class(type(module), methods)
+    _hold(module, plan)
     object.__setattr__(module, PLAN, plan)
     set_class(module, cls)
-    hold(module, plan.computes())
     if training:
         set_trained(module)
+
+
+def _hold(module: nn.Module, plan: Plan) -> None:
+    hold(module, plan.computes(), own_code=isinstance(plan, (CodePlan, DropoutPlan)))
 
 
 def set_trained(module: nn.Module) -> None:

@@ -10,18 +10,13 @@ A trace runs a shadow, so that nothing that a call sets reaches the program's mo
 from __future__ import annotations
 
 import copy
-import gc
-import random
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
-from types import BuiltinMethodType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import MemberDescriptorType
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
 from .reasons import UnmatchedError, notice
 
@@ -127,61 +122,6 @@ class Unread:
 #: For a module above, which a tuple hides from MLX.
 _ABOVE = Unread("its call reads a module above it")
 
-#: For what has a module, such as a bound method: it would go by the program's own.
-_BOUND = Unread("its call uses an attribute that refers to a module")
-
-_DRAWS = Unread("its call draws random numbers")
-
-_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
-
-#: The types of what `mx.compile` and other transforms of MLX return.
-_TRANSFORMED = (type(mx.compile(lambda: None)), mx.custom_function)
-
-#: Lists in a function that are longer are not looked through.
-_LONG = 64
-
-
-def _leads_out(value: Any) -> Unread | None:
-    """What stands in a trace for an attribute that is a generator of random numbers, or a function
-    that has one or a module; None for what may be used as it is."""
-    left, seen = [value], set()
-    while left:
-        one = left.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        if isinstance(one, _GENERATORS):
-            return _DRAWS
-        if isinstance(one, nn.Module):
-            return _BOUND
-        left += _held_by(one)
-    return None
-
-
-def _held_by(value: Any) -> list[Any]:
-    """What a function holds besides the global names."""
-    if isinstance(value, (type, ModuleType)):
-        return []
-    if isinstance(value, FunctionType):
-        found = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-        for cell in value.__closure__ or ():
-            with suppress(ValueError):  # one without a value
-                found.append(cell.cell_contents)
-        return found
-    if isinstance(value, MethodType):
-        return [value.__self__, value.__func__]
-    if isinstance(value, BuiltinMethodType):
-        return [value.__self__]
-    if isinstance(value, partial):
-        return [value.func, *value.args, *value.keywords.values()]
-    if isinstance(value, weakref.ref):
-        return [value()]
-    if isinstance(value, _TRANSFORMED):
-        return gc.get_referents(value)
-    if isinstance(value, (list, tuple, dict)):
-        return [v for _, v in entries(value)] if len(value) <= _LONG else []
-    return list(getattr(value, "__dict__", {}).values()) if callable(value) else []
-
 
 def _leads_to(value: Any, module: nn.Module, seen: set[int]) -> bool:
     """Whether a module is in a value."""
@@ -211,15 +151,13 @@ def detached(value: Any) -> Any:
             set_class(twin, original_class(value))
             for name in [n for n in vars(twin) if n.startswith("_zmlx_")]:
                 del vars(twin)[name]
-            for name, held in vars(twin).items():
-                vars(twin)[name] = _leads_out(held) or held
             return twin
         if isinstance(value, (list, tuple, dict)):
             hidden = hidden or isinstance(value, tuple)
             return rebuilt(value, {k: within(v, holder, hidden) for k, v in entries(value)})
         if isinstance(value, mx.array):
             return made.setdefault(id(value), copy.copy(value))
-        return _leads_out(value) or value
+        return value
 
     return within(value, None, False)
 

@@ -21,7 +21,6 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from . import code
 from .capture import Graphs
 from .reasons import CaptureError, UnmatchedError, notice, noticing
 from .shadows import count_of, detached, entries, is_opaque, named, rebuilt, shadow
@@ -270,8 +269,6 @@ def wiring(
     whether it and its children may return two arrays. Children are called only to see the shapes of
     what they return, with the axes `few` in front in the place of the arrays' own, if given: one
     that goes through a long prompt step by step, or needs a value, would take its time."""
-    if "type" in code.names_of_call(type(module))[0]:
-        raise UnmatchedError("its call goes by types")
     others = parameters_of_call(module)[len(arrays) :]
     required = [p for p in others if p.default is p.empty]
     small = _like(arrays, few) if few else arrays
