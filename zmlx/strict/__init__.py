@@ -5,10 +5,11 @@
 
 The parts of the package:
 
-    check      the checks and their result     tokens     a text's structure
-    rules      what clang does not say         translate  Metal to OpenCL C++
-    clang      runs clang                      comparisons  where they are
-    conditionals  what #if takes               catalogue  every kernel of the catalogue
+    check         the checks and their result    tokens       a text's structure
+    rules         what clang does not say        translate    Metal to OpenCL C++
+    clang         runs clang                     comparisons  where they are
+    conditionals  what #if takes                 literals     of float and bfloat
+    catalogue     every kernel of the catalogue
 """
 
 from .check import METAL_VERSION, Problem, check, check_kernel, check_many, metal_text

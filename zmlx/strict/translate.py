@@ -9,12 +9,12 @@ in Metal and on any in OpenCL.
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .comparisons import comparisons
 from .conditionals import INCLUDE
+from .literals import literals
 from .tokens import Outline, Scope, tokenize
 
 ELEMENTS = (
@@ -44,12 +44,6 @@ _OPENING = re.compile(
     r"\{(?:(?:\s|//[^\n]*\n|/\*[\s\S]*?\*/)*"
     r"#[ \t]*pragma[ \t]+(?:clang[ \t]+fp|METAL[ \t]+fp|STDC)\b[^\n]*\n)*"
 )
-_BFLOAT_LITERAL = re.compile(r"(\d[\d.']*([eE][+-]?\d+)?|\.\d+|0[xX].*[pP][+-]?\d+)(bf|BF)")
-_LITERAL = re.compile(
-    r"((?:\d[\d']*\.[\d']*|\.\d[\d']*|\d[\d']*(?=[eE]))(?:[eE][+-]?\d+)?"
-    r"|0[xX].*[pP][+-]?\d+)[fF]?"
-)
-_LARGEST = 3.4028234e38  # of floats
 
 
 @dataclass
@@ -144,12 +138,10 @@ def to_clang(text: str, outline: Outline, *, arms: bool, copied: bool = False) -
     for token in outline.all:
         if token.text == "kernel" and text[token.start - 1] != "[" and token.start < where.kernel:
             edits.blank(token.start, token.end)  # another one, in the header: a function
-        # `h` is a suffix in OpenCL too.
-        if token.kind == "number" and _BFLOAT_LITERAL.fullmatch(token.text):
-            edits.replace(token.start, token.end, f"bfloat({token.text[:-2]}f)")
     if not arms:
         _function_arguments(edits, outline)
-    _literals(edits, outline)
+    for token, value in literals(outline):
+        edits.replace(token.start, token.end, value)
     for begin, end in comparisons(outline):
         edits.replace(outline.tokens[begin].start, outline.tokens[begin].start, "zk_compared(")
         edits.replace(outline.tokens[end - 1].end, outline.tokens[end - 1].end, ")")
@@ -242,38 +234,6 @@ def _array_parameters(edits: _Edits, outline: Outline) -> None:
                 first, words = i + 1, set()
             words.add(outline[i])
             i = outline.partner[i] + 1 if outline[i] in ("(", "[", "{") else i + 1
-
-
-def _literals(edits: _Edits, outline: Outline) -> None:
-    """Gives float literals values that no bfloat is: clang says nothing of a conversion that keeps
-    a constant. Nor is a half, but for constants, which need no cast to it."""
-    place = -1
-    for token in outline.all:
-        place += not token.directive
-        match = _LITERAL.fullmatch(token.text) if token.kind == "number" else None
-        if match is None:
-            continue
-        digits = match[1].replace("'", "")
-        value = float.fromhex(digits) if digits[:2] in ("0x", "0X") else float(digits)
-        if value <= _LARGEST:
-            bit = 1 << 13 if token.directive or _is_constant(outline, place) else 1
-            edits.replace(token.start, token.end, f"{_with_bit(value, bit).hex()}f")
-
-
-def _is_constant(outline: Outline, i: int) -> bool:
-    """Whether token i is outside of functions, or in the statement of a constant."""
-    begin, scope = outline.statement(i)[0], outline.scope_at(i)
-    while scope.kind == "initializer" and scope.parent is not None:
-        begin, scope = min(begin, scope.head), scope.parent
-    words = {outline[k] for k in range(begin, i)}
-    return scope.function is None or bool(words & {"constexpr", "constant", "static_assert"})
-
-
-def _with_bit(value: float, bit: int) -> float:
-    """The float with the bits of the value, of the smallest normal half for zero, and this one."""
-    (bits,) = struct.unpack("I", struct.pack("f", value or 2.0**-14))
-    (found,) = struct.unpack("f", struct.pack("I", bits | bit))
-    return float(found)
 
 
 def _constructors(edits: _Edits, outline: Outline) -> None:
