@@ -136,9 +136,10 @@ BOTH_ACCEPT = [
      "struct S { int v; bool operator<(S o) const { return v < o.v; } };",
      "float4 v = float4(x[0]), q = float4(1); int i = n; thread int* p = &i;\n"
      "bool4 m = v * 2 + 1 < q.wzyx; m = !(v < q) || v == vec<float, 4>(1) && q != float4{1, 2};\n"
-     "m = ((v < q) & (q <= v)) | (v >= 2); m = LESS(v, q); m = (bool4)(v < q);\n"
+     "m = ((v < q) & (q <= v)) | (v >= 2); m = LESS(v, q); m |= (bool4)(v < q);\n"
      "if (i >> 1 < n << 2 == true) y[0] = static_cast<int>(v.x) < 3 ? 1 : 2;\n"
-     "if (&i == p && i & 1 != 0) for (int k = 0, l = 3; k < l; ++k) y[1] = (v < q).x;\n"
+     "if ((thread int*)&i == p && i & 1 != 0) y[1] = (v < q).x;\n"
+     "for (int k = 0, l = 3; k < l; ++k) y[6] = k != 1;\n"
      "if constexpr (N > 3) y[2] = int4(v < q).x + both<(N > 2)>(i) + half4(v > q).y;\n"
      "float a[N > 2 ? N : 2]; a[i < 2] = 0; do i -= 1; while (i > 0); y[3] = (v < q)[1];\n"
      "y[5] = a[S{1} < S{2}]; switch (i) { case 1 == 1: return; default: i = v.x > 1; }\n"

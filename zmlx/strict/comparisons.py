@@ -93,5 +93,6 @@ def _closes_value(outline: Outline, i: int) -> bool:
 def _is_and(outline: Outline, i: int) -> bool:
     """Whether token i is an `&` between values."""
     before = outline.tokens[i - 1]
-    value = before.kind in ("word", "number") or before.text in (")", "]", "}")
+    cast = before.text == ")" and outline[i - 2] == "*"  # `(thread uint*)&v`
+    value = before.kind in ("word", "number") or (before.text in (")", "]", "}") and not cast)
     return outline[i] == "&" and value and before.text not in _LOOSER

@@ -364,6 +364,9 @@ ZK_SWIZZLE(4, x, y, z, w)
     template <typename A, typename B, typename... C>                        \
     bool##N(A, B, C...);                                                    \
     thread bool& operator[](int) thread;                                    \
+    thread bool##N& operator&=(bool##N) thread;                             \
+    thread bool##N& operator|=(bool##N) thread;                             \
+    thread bool##N& operator^=(bool##N) thread;                             \
     ZK_OPERATORS(N)                                                         \
   };                                                                        \
   bool any(bool##N);                                                        \
