@@ -66,8 +66,8 @@ def make_own(chosen: Iterable[Place]) -> None:
     below: dict[tuple[int, Keys], tuple[nn.Module, set[Keys]]] = {}
     for place in chosen:
         if place.parent is not None:
-            _, keys = below.setdefault((id(place.parent), place.keys), (place.parent, set()))
-            keys.add(place.below)
+            at = id(place.parent), place.keys
+            below.setdefault(at, (place.parent, set()))[1].add(place.below)
     known: dict[Any, tuple[Any, list[Any]]] = {}
     for (_, keys), (parent, inner) in below.items():
         child = _at(parent, keys)

@@ -136,7 +136,7 @@ def _first(call: Call, model: nn.Module) -> Any:
 
 def _learned(model: nn.Module) -> set[float]:
     """The parameters that a graph shows as numbers."""
-    leaves = parameters(model).values()
+    leaves: Any = parameters(model).values()
     scalars = (x for x in leaves if x.ndim == 0 and mx.issubdtype(x.dtype, mx.floating))
     return {float(x.item()) for x in scalars}
 

@@ -123,7 +123,7 @@ def _changing(cls: Any, name: str) -> Any:
 def _setitem(self: Any, key: str, value: Any) -> None:
     """So does another entry, unless it is a parameter or a child that the plan calls: those may be
     quantised or get LoRA layers."""
-    before = dict.get(self, key)
+    before: Any = dict.get(self, key)
     type(self)._zmlx_class.__setitem__(self, key, value)
     if plan_of(self) is None or before is value:
         return
