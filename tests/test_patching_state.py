@@ -263,6 +263,34 @@ class Open(Residual):
         return super().__call__(x) if self.open else x
 
 
+class Gained(Feed):
+    """A network that does more for some values of its own array."""
+
+    def __init__(self, does):
+        super().__init__(mnn.SiLU())
+        self.gain, self._does = mx.array([1.0, 2.0]), does
+
+    def __call__(self, x):
+        return super().__call__(x) * (3 if self._does(self.gain) else 1)
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        lambda gain: gain.min().item() < 0,
+        lambda gain: not gain.any(),
+        lambda gain: gain.max().item() < 0.5,
+        lambda gain: gain.max().item() > 1e4,
+        lambda gain: gain.tolist() == [3, 4],
+    ],
+    ids=["negative", "zero", "small", "large", "certain"],
+)
+def test_a_network_that_goes_by_the_values_of_its_own_array_is_left_alone(does):
+    report = zmlx.patch(mnn.Sequential(Gained(does)))
+    assert report.kinds() == {"activation": 1}
+    assert report.skipped[0].why.startswith("its call cannot be captured")
+
+
 def test_a_block_that_goes_by_its_own_array_is_left_alone():
     model, x = Open(), mx.ones((2, 3, 24))
     assert zmlx.patch(model).kinds() == {"norm": 2}

@@ -7,24 +7,24 @@
 Modules are found by what they compute, not by name: their call is traced, and replaced only if its
 graph equals a known one and a probe on random arrays agrees.
 
-capture     the graph of a function, as numbers that can be compared
-wiring      how a module calls its children
-templates   what is looked for
-match       the plan for a module with children
-leaves      the plan for one without
-experts     the plan for stacked experts
-routers     the plan for routers
-mixtures    the plan for blocks of both
-routing     the choices and weights that are looked for
-plans       what runs instead
-held        what it goes by that can change unseen
-surroundings   and what of that no module holds
-dtypes      the dtypes that modules are compared in
-probe       the check before a plan is put in place
-head        the head and loss of a language model
-copies      of what other models may share
-replace     putting it in place, and taking it out
-report      what was done
+capture       the graph of a function, as numbers that can be compared
+wiring        how a module calls its children
+templates     what is looked for
+match         the plan for a module with children
+leaves        the plan for one without
+experts       the plan for stacked experts
+routers       the plan for routers
+mixtures      the plan for blocks of both
+routing       the choices and weights that are looked for
+plans         what runs instead
+held          what it goes by that can change unseen
+surroundings  and what of that no module holds
+dtypes        the dtypes that modules are compared in
+probe         the check before a plan is put in place
+head          the head and loss of a language model
+copies        of what other models may share
+replace       putting it in place, and taking it out
+report        what was done
 """
 
 from __future__ import annotations

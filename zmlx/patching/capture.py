@@ -79,19 +79,16 @@ class Graphs:
         self,
         function: Callable[..., Sequence[mx.array]],
         inputs: Sequence[mx.array],
-        held: Sequence[Any] = (),
     ) -> list[int]:
         """The numbers of the arrays that `function` returns for `inputs`. Raises what the function
         raises, also where it needs a value, and `UnmatchedError` where it changes an input in
-        place, or an array of `held`, which is read when it has returned: (as it was, as it is).
-        Nothing is computed."""
+        place. Nothing is computed."""
         records: list[dict[str, Any]] = []
 
         def traced(*given: mx.array) -> list[mx.array]:
             before = list(map(copy.copy, given))
             results = list(function(*given))
-            pairs = [*zip(before, given, strict=True), *held]
-            return [*results, *(was for was, _ in pairs), *(now for _, now in pairs)]
+            return [*results, *before, *given]
 
         mx.export_function(records.append, traced, *inputs)
         constants: dict[str, mx.array] = {}
@@ -120,11 +117,10 @@ class Graphs:
                 for i, (name, _, _) in enumerate(record["outputs"]):
                     node = (record["name"], arguments, operands, i)
                     numbers[name] = self._number(node)
-        pairs = len(inputs) + len(held)
-        last = len(outputs) - pairs
-        if outputs[last - pairs : last] != outputs[last:]:
+        last = len(outputs) - len(inputs)
+        if outputs[last - len(inputs) : last] != outputs[last:]:
             raise UnmatchedError("its call changes an array in place")
-        return [number(name) for name in outputs[: last - pairs]]
+        return [number(name) for name in outputs[: last - len(inputs)]]
 
 
 def _constant(array: mx.array) -> Any:

@@ -18,12 +18,9 @@ from .dtypes import FLOATS, as_it_may_be
 from .leaves import Sizes
 from .plans import ExpertsPlan, Plan
 from .reasons import Reasons, UnmatchedError
-from .shadows import entries, entry, rebuilt, shadow
+from .shadows import entry, shadow
 from .templates import GATED
 from .wiring import arguments_needed, own_call, widths, wiring
-
-#: Own arrays of a module with more elements are no factors that a call may have by number.
-_SMALL = 1 << 16
 
 #: A dtype and a number of axes that a plan was seen to hold for.
 Found = tuple[mx.Dtype, int]
@@ -126,31 +123,6 @@ class Experts:
         inputs = [x, owners, mx.zeros(weight.shape)]
         same = self._graphs.capture(own, inputs) == self._graphs.capture(template, inputs)
         return type(layer) if same else None
-
-
-def redrawn(module: mnn.Module) -> mnn.Module | None:
-    """The module with other values in its own small arrays, all unlike each other and the numbers
-    in templates; None where it has none. In a trace they are constants: a learned factor of 1 is
-    not to be taken for nothing."""
-    low = 40
-
-    def other(value: Any) -> Any:
-        nonlocal low
-        if isinstance(value, mx.array) and value.size <= _SMALL:
-            low += 8
-            if value.dtype == mx.bool_:
-                drawn = mx.logical_not(value)
-            else:
-                drawn = mx.random.uniform(low, low + 1, value.shape, key=mx.random.key(low))
-                drawn = drawn.astype(value.dtype)
-            mx.eval(drawn)  # or a trace would have how it is drawn
-            return drawn
-        if isinstance(value, (list, tuple, dict)) and not isinstance(value, mnn.Module):
-            return rebuilt(value, {k: other(v) for k, v in entries(value)})
-        return value
-
-    changed = {k: other(v) for k, v in entries(module)}
-    return shadow(module, changed) if low > 40 else None
 
 
 def stacks(child: Any) -> Iterator[mx.array]:

@@ -17,7 +17,6 @@ import numpy as np
 from ..nn import functional as F
 from . import code
 from .dtypes import FLOATS, as_it_may_be
-from .experts import redrawn
 from .leaves import SIZES, Leaves, Sizes
 from .mixtures import Mixtures
 from .plans import CodePlan, DropoutPlan, MLPPlan, NormPlan, Plan, RouterPlan
@@ -133,32 +132,12 @@ class Matcher(Mixtures, Leaves):
         if router is not None:
             return router
         try:
-            found = (
-                self._whatever_it_holds(self._experts, module)
-                or self._mixture(module)
-                or self._whatever_it_holds(self._mlp, module)
-            )
+            found = self._experts(module) or self._mixture(module) or self._mlp(module)
         except UnmatchedError as reason:
-            if (block := self._whatever_it_holds(self._block, module)) is None:
+            if (block := self._block(module)) is None:
                 raise reason from None
             return block
-        return found or self._whatever_it_holds(self._block, module)
-
-    def _whatever_it_holds(
-        self, find: Callable[[mnn.Module], Plan | None], module: mnn.Module
-    ) -> Plan | None:
-        """The plan, which has to be the same for all values of the module's own arrays."""
-        plan = find(module)
-        other = None if plan is None else redrawn(module)
-        if other is None:
-            return plan
-        try:
-            same = find(other) == plan
-        except UnmatchedError:
-            same = False
-        if not same:
-            raise UnmatchedError("what it computes goes by the values of its own arrays")
-        return plan
+        return found or self._block(module)
 
     def _wirings(
         self, module: mnn.Module, axes: Sequence[int], candidates: Iterable[Sequence[int]]

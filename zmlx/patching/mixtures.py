@@ -20,14 +20,13 @@ from .routers import (
     Routers,
     Search,
     best_plan,
-    fixed,
     input_at,
     numbers_of,
     small_numbers,
-    unlike,
+    vectors_of,
 )
 from .routing import SUMS
-from .shadows import entries, entry, shadow
+from .shadows import entries, entry
 from .steps import (
     ELEMENTWISE,
     Add,
@@ -60,8 +59,7 @@ class Mixtures(Experts, Routers):
             every: list[tuple[list[Any], int, int]] = []
             try:
                 for may_be in as_it_may_be(module, dtype):
-                    own = unlike(may_be)
-                    found = wiring(self._graphs, shadow(may_be, own), x, pairs=True)
+                    found = wiring(self._graphs, may_be, x, pairs=True)
                     captured = True
                     if not any(_chooses(call, stacked) for call in found.calls):
                         break
@@ -69,7 +67,7 @@ class Mixtures(Experts, Routers):
                     if found.second is not None:
                         raise UnmatchedError("it does not return one array")
                     tiny |= small_numbers(self._graphs, _results(found))
-                    every.append(self._mixed(may_be, found, x, stacked, own, tiny))
+                    every.append(self._mixed(may_be, found, x, stacked, tiny))
                 if not every:
                     continue
                 if any(other != every[0] for other in every):
@@ -104,7 +102,6 @@ class Mixtures(Experts, Routers):
         found: Wiring,
         x: mx.array,
         stacked: set[str],
-        own: dict[str, mx.array],
         tiny: set[float],
     ) -> tuple[list[Any], int, int]:
         """Steps, the register that is returned, and the number of experts."""
@@ -131,7 +128,7 @@ class Mixtures(Experts, Routers):
                 experts, *_ = next(stacks(entry(module, call.path))).shape
                 step, summed = (
                     self._combined(found, x, i, registers, experts)
-                    or self._mix(module, found, x, i, registers, own, tiny)
+                    or self._mix(module, found, x, i, registers, tiny)
                 )  # fmt: skip
                 put(replace(step, x=register(call.arguments[0])), summed)
                 continue
@@ -170,8 +167,8 @@ class Mixtures(Experts, Routers):
         raise UnmatchedError("its routing, or what it adds to it, equals no known one")
 
     def _added(self, found: Wiring, x: mx.array, at: int) -> tuple[list[mx.array], int]:
-        """Arrays like the block's and those that children returned; which are the experts' rows."""
-        arrays = [x, *(mx.zeros(*s) for s in found.shapes)]
+        """Arrays like the inputs of the trace; which are the experts' rows."""
+        arrays = found.given(x)
         rows = found.first[at] + 1
         if arrays[rows].ndim not in (3, x.ndim + 1):
             raise UnmatchedError("its experts do not return a row for each choice")
@@ -210,7 +207,6 @@ class Mixtures(Experts, Routers):
         x: mx.array,
         at: int,
         registers: Mapping[int, int],
-        own: Mapping[str, mx.array],
         tiny: set[float],
     ) -> tuple[Mix, int]:
         """Of the experts' call, whose choices are made from logits: the step, and the weighted
@@ -228,9 +224,9 @@ class Mixtures(Experts, Routers):
                 or graphs.input(j) not in registers
             ):
                 continue
-            vectors = [k for k, v in own.items() if v.shape == (experts,)]
+            vectors = {k: v for k, v in vectors_of(module).items() if v.shape == (experts,)}
             for bias in (None, *vectors):
-                given = None if bias is None else fixed(own[bias])
+                given = None if bias is None else input_at(found.input_of(vectors[bias]))
                 numbers = numbers_of(module, experts)
                 search = Search(input_at(j), given, top_k, numbers, tiny)
                 indices = call.arguments[1]

@@ -83,16 +83,15 @@ class Routers:
         """The trace of a call that returns two arrays; raises where it does not."""
         names = [*matrices, *vectors]
         if not matrices:
-            own = unlike(module)
-            found = wiring(self._graphs, shadow(module, own), x, pairs=True)
+            found = wiring(self._graphs, module, x, pairs=True)
             (only,) = found.calls
             if found.second is None or only.arguments != (self._graphs.input(0),):
                 raise UnmatchedError("it is no router")
             if only.method != "__call__" or only.keywords or len(found.shapes) != 1:
                 raise UnmatchedError("it is no router")
             logits = mx.zeros(*found.shapes[0])
-            bias = fixed(own[vectors[0]]) if vectors else None
-            return _Pair([x, logits], (found.result, found.second), logits.shape[-1],
+            bias = input_at(found.input_of(entry(module, vectors[0]))) if vectors else None
+            return _Pair(found.given(x), (found.result, found.second), logits.shape[-1],
                          [("child", only.path, input_at(1))], bias, vectors)  # fmt: skip
         (weight,) = matrices
         inputs = [x, mx.zeros(entry(module, weight).shape, entry(module, weight).dtype)]
@@ -196,11 +195,6 @@ def input_at(index: int) -> _Of:
     return lambda a: a[index]
 
 
-def fixed(array: mx.array) -> _Of:
-    """An array that is none of a trace's inputs."""
-    return lambda a: array
-
-
 def _none(a: Sequence[mx.array]) -> None:
     return None
 
@@ -252,14 +246,9 @@ class Search:
     tiny: set[float]
 
 
-def unlike(module: mnn.Module) -> dict[str, mx.array]:
-    """The module's vectors, equal to nothing else, so that a trace shows where each of them
-    goes."""
-    return {
-        k: mx.random.uniform(shape=v.shape, key=mx.random.key(i))
-        for i, (k, v) in enumerate(entries(module))
-        if isinstance(v, mx.array) and v.ndim < 2
-    }
+def vectors_of(module: mnn.Module) -> dict[str, mx.array]:
+    """The module's own arrays that are no matrices."""
+    return {k: v for k, v in entries(module) if isinstance(v, mx.array) and v.ndim < 2}
 
 
 def small_numbers(graphs: Graphs, numbers: Sequence[int]) -> set[float]:

@@ -72,13 +72,15 @@ class Call:
 class Wiring:
     """Calls in their order, and what the module returns. Input 0 is the module's array (and the
     next ones are those that it gets beside it), then comes what the calls returned: one array each,
-    or two where pairs were asked for.
+    or two where pairs were asked for. The last are arrays that it holds, so that nothing goes by
+    their values: a learned factor of 1 is not taken for nothing.
 
     Attributes:
         shapes: of the arrays that calls returned.
         first: of each call, the index in `shapes` of its array, or of its two.
         second: the other array that the module returns, None where it is one.
         arrays: how many arrays the module gets.
+        own: the arrays that it holds.
     """
 
     calls: list[Call]
@@ -87,6 +89,16 @@ class Wiring:
     first: list[int] = field(default_factory=list)
     second: int | None = None
     arrays: int = 1
+    own: list[mx.array] = field(default_factory=list)
+
+    def given(self, *arrays: mx.array) -> list[mx.array]:
+        """Inputs like those of the trace; `arrays`: what the module gets."""
+        return [*arrays, *(mx.zeros(shape, dtype) for shape, dtype in self.shapes), *self.own]
+
+    def input_of(self, array: mx.array) -> int:
+        """Which input an array that the module holds is."""
+        at = next(i for i, own in enumerate(self.own) if own is array)
+        return self.arrays + len(self.shapes) + at
 
     def structure(self) -> Any:
         """What has to be equal for two wirings to be the same program."""
@@ -133,15 +145,6 @@ def _inlined(module: Any) -> Iterator[tuple[str, Any]]:
 def _state(module: Any) -> dict[str, Any]:
     """The attributes and entries of a module."""
     return {**vars(module), **dict(entries(module))}
-
-
-def _arrays_in(value: Any) -> Iterator[mx.array]:
-    """The arrays of a module, and of those below it that no stand-in stands for."""
-    if issubclass(type(value), mx.array):
-        yield value
-    elif issubclass(type(value), (list, tuple, dict)):
-        for _, inner in entries(value):
-            yield from _arrays_in(inner)
 
 
 def random_states() -> Any:
@@ -191,10 +194,14 @@ class Stand:
     __class__ = property(_classed)
 
 
-def stands(module: nn.Module, record: Callable[..., Any]) -> dict[str, Any]:
-    """Entries for `shadow` with a stand-in for every opaque child, and copies of arrays, which a
-    call may change in place; raises where one child is in two places, as the module may ask whether
-    it is."""
+def stands(
+    module: nn.Module,
+    record: Callable[..., Any],
+    of_array: Callable[[mx.array], mx.array] = copy.copy,
+) -> dict[str, Any]:
+    """Entries for `shadow` with a stand-in for every opaque child, and for every array, which a
+    call may change in place, a copy or another; raises where one child is in two places, as the
+    module may ask whether it is."""
     paths: dict[int, str] = {}
 
     def convert(value: Any, path: str) -> Any:
@@ -206,7 +213,7 @@ def stands(module: nn.Module, record: Callable[..., Any]) -> dict[str, Any]:
             return Stand(value, path, record)
         if isinstance(value, (list, tuple, dict)):
             return rebuilt(value, {k: convert(v, f"{path}.{k}") for k, v in entries(value)})
-        return copy.copy(value) if isinstance(value, mx.array) else value
+        return of_array(value) if isinstance(value, mx.array) else value
 
     return {key: convert(value, key) for key, value in entries(module)}
 
@@ -326,11 +333,11 @@ def _trace(
     pairs: bool,
 ) -> Wiring:
     pending: list[tuple[str, str, Any, Any]] = []
-    held: list[tuple[mx.array, mx.array]] = []
+    held: list[mx.array] = []
     first = [sum(map(len, shapes[:i])) for i in range(len(shapes))]
 
     def traced(*inputs: mx.array) -> list[mx.array]:
-        outputs = inputs[len(own) :]
+        outputs, of_module = inputs[len(own) :], iter(inputs[len(inputs) - len(held) :])
         arrays: list[mx.array] = []
 
         def argument(value: Any, path: str) -> Any:
@@ -362,18 +369,22 @@ def _trace(
             results = tuple(map(copy.copy, outputs[start : start + count]))
             return results[0] if count == 1 else results
 
-        twin = shadow(module, stands(module, record))
-        held.extend((copy.copy(array), array) for array in _arrays_in(twin))
+        twin = shadow(module, stands(module, record, lambda _: next(of_module)))
         drawn = random_states()
         result = own_call(twin, *inputs[: len(own)], **given)
         if random_states() != drawn:
             raise UnmatchedError("its call draws random numbers")
         return [*arrays, *_arrays(result, "it", pairs)]
 
+    def hold(array: mx.array) -> mx.array:
+        held.append(array)
+        return array
+
+    stands(module, lambda *_: None, hold)
     flat = [shape for call in shapes for shape in call]
-    inputs = [*own, *(mx.zeros(shape, dtype) for shape, dtype in flat)]
+    inputs = [*own, *(mx.zeros(shape, dtype) for shape, dtype in flat), *held]
     try:
-        numbers = graphs.capture(traced, inputs, held)
+        numbers = graphs.capture(traced, inputs)
     except UnmatchedError:
         raise
     except Exception as error:
@@ -390,7 +401,7 @@ def _trace(
         Call(p, m, tuple(resolved(v) for v in a), tuple((n, resolved(v)) for n, v in k))
         for p, m, a, k in pending
     ]
-    return Wiring(calls, result, flat, first, second[0] if second else None, len(own))
+    return Wiring(calls, result, flat, first, second[0] if second else None, len(own), held)
 
 
 def _with_arguments(found: Wiring, given: Mapping[str, Any]) -> Any:
