@@ -181,6 +181,12 @@ class DrawingSeeded(Gated):
         np.random.random()
 
 
+class DrawingSeededByMLX(Gated):
+    def before(self):
+        mx.random.seed(0)
+        mx.random.uniform()
+
+
 class Timed(Gated):
     def before(self):
         self.own.count = max(self.own.count, time.monotonic() < 0)
@@ -198,7 +204,9 @@ class Tolerant(Gated):
         pass
 
 
-@pytest.mark.parametrize("make", [DrawingByName, DrawingSeeded, Timed, Tolerant])
+@pytest.mark.parametrize(
+    "make", [DrawingByName, DrawingSeeded, DrawingSeededByMLX, Timed, Tolerant]
+)
 def test_what_goes_by_chance_by_time_or_by_errors_is_left_alone(make):
     model = make()
     states = mx.random.state[0].tolist(), random.getstate(), repr(np.random.get_state())

@@ -26,7 +26,15 @@ from .shadows import child_of, count_of, detached, entries, is_opaque, named
 from .steps import Add, AddNorm, BlockPlan, CallChild, Mix
 from .surroundings import kept
 from .templates import ACTIVATIONS, GATED, packed
-from .wiring import Call, Wiring, parameters_of_call, random_states, widths, wiring
+from .wiring import (
+    Call,
+    Wiring,
+    new_random_states,
+    parameters_of_call,
+    random_states,
+    widths,
+    wiring,
+)
 
 #: Leaves that are never candidates, so that a report does not list them.
 _OTHER_LEAVES = (
@@ -123,7 +131,7 @@ class Matcher(Mixtures, Leaves):
             return DropoutPlan("dropout", "dropout", 4096, axes)
         _all_found_by_path(module)
         if not _children(module):
-            drawn = random_states()
+            drawn = new_random_states()
             found = self._router(module) or self._leaf(module)
             if found is not None and random_states() != drawn:
                 raise UnmatchedError("its call draws random numbers")

@@ -155,6 +155,16 @@ def random_states() -> Any:
     return own[0].tolist(), random.getstate(), numpys["pos"], numpys["key"].tobytes()
 
 
+#: None that a call sets.
+_SEEDS = iter(range(0x5EED << 32, 1 << 64))
+
+
+def new_random_states() -> Any:
+    """Those after a seed, so that a call which sets its own leaves others."""
+    mx.random.seed(next(_SEEDS))
+    return random_states()
+
+
 class Stand:
     """Stands for a child: its calls go to `record`; what is no array can be read from it, and
     mlx-lm's dataclass of a model's arguments. A module that asks for its class goes by what another
@@ -370,7 +380,7 @@ def _trace(
             return results[0] if count == 1 else results
 
         twin = shadow(module, stands(module, record, lambda _: next(of_module)))
-        drawn = random_states()
+        drawn = new_random_states()
         result = own_call(twin, *inputs[: len(own)], **given)
         if random_states() != drawn:
             raise UnmatchedError("its call draws random numbers")
