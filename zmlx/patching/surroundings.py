@@ -18,7 +18,7 @@ import re
 import sys
 import types
 import weakref
-from collections import deque
+from collections import deque, namedtuple
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from enum import Enum
@@ -68,7 +68,7 @@ _CONSTANTS = (
     type(None), bool, int, float, complex, str, bytes, range, slice, type(...),
     type(NotImplemented), re.Pattern, Enum, np.generic, np.dtype, mx.Dtype, mx.Device, mx.Stream,
     types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType,
-    types.GetSetDescriptorType,
+    types.GetSetDescriptorType, type(namedtuple("Field", "value").value),
 )  # fmt: skip
 
 #: Lists and dicts that are longer are not looked through.
