@@ -371,7 +371,7 @@ def test_a_learned_factor_in_experts_is_no_constant():
     model = mnn.Sequential(Block(by_softmax, Scaled(64, 32, 8)))
     report = zmlx.patch(model)
     assert "experts" not in report.kinds()
-    why = "what it computes goes by the values of its own arrays"
+    why = "what it does between its projections equals no gated unit"
     assert [s.why for s in report.skipped if s.module == "Scaled"] == [why]
 
 
