@@ -170,6 +170,32 @@ def test_what_a_call_changes_is_changed_by_calls_alone(make):
     assert state_of(model) != before
 
 
+class Language(mnn.Module):
+    """A model with a head, of whose layers one changes something."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.embed, self.layer, self.head = mnn.Embedding(5, 8), make(), mnn.Linear(8, 5)
+        self.own = self.layer.own
+        if "hidden" in vars(self.layer):
+            object.__setattr__(self, "hidden", self.layer.hidden)
+
+    def __call__(self, tokens):
+        return self.head(self.layer(self.embed(tokens)))
+
+
+@pytest.mark.parametrize(
+    "make", [InPlace, Hidden, InNumPy, InList, InGlobal, OfClass, Drawing, DrawingGlobal]
+)
+def test_what_a_layer_changes_stays_where_a_head_is_looked_for(make):
+    model = Language(make)
+    before = state_of(model)
+    zmlx.patch(model)
+    assert state_of(model) == before
+    model(mx.zeros((1, 2), mx.int32))
+    assert state_of(model) != before
+
+
 class DrawingByName(Gated):
     def before(self):
         drawing.normal((2,))

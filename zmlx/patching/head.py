@@ -84,7 +84,7 @@ def find_head(model: nn.Module) -> Head:
     """The head of a model that is called with tokens; raises `UnmatchedError` with the reason."""
     twin = detached(model)
     try:
-        with kept(twin), in_mode(twin, training=False):
+        with kept(twin, lenient=True), in_mode(twin, training=False):
             found = _find(twin)
     except UnmatchedError as reason:
         raise UnmatchedError(f"no head and loss: {reason}") from None

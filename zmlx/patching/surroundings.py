@@ -10,6 +10,7 @@ left alone.
 from __future__ import annotations
 
 import builtins
+import copy
 import dis
 import functools
 import gc
@@ -68,7 +69,7 @@ _CONSTANTS = (
     type(None), bool, int, float, complex, str, bytes, range, slice, type(...),
     type(NotImplemented), re.Pattern, Enum, np.generic, np.dtype, mx.Dtype, mx.Device, mx.Stream,
     types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType,
-    types.GetSetDescriptorType, type(namedtuple("Field", "value").value),
+    types.GetSetDescriptorType, type(vars(namedtuple("Field", "value"))["value"]),
 )  # fmt: skip
 
 #: Lists and dicts that are longer are not looked through.
@@ -84,6 +85,8 @@ class Surroundings:
         self._names: list[tuple[Any, str, Any, type | None]] = []  # and whose they are
         self._cells: list[tuple[types.CellType, Any]] = []
         self._contents: list[tuple[Any, list[Any]]] = []
+        self._arrays: list[tuple[Any, Any]] = []
+        self._generators: list[tuple[Any, Any]] = []
 
     def is_same(self) -> bool:
         """Whether all of it is still what it was."""
@@ -91,10 +94,13 @@ class Surroundings:
             all(names.get(name, _NOTHING) is was for names, name, was, _ in self._names)
             and all(_inside(cell) is was for cell, was in self._cells)
             and all(_equal(_content(holder), was) for holder, was in self._contents)
+            and all(_is_equal_array(array, was) for array, was in self._arrays)
         )
 
     def put_back(self) -> None:
         """Makes it what it was."""
+        for generator, drawn in self._generators:
+            _redraw(generator, drawn)
         if self.is_same():
             return
         self.changed = True
@@ -115,6 +121,9 @@ class Surroundings:
         for holder, was in self._contents:
             if not _equal(_content(holder), was):
                 _refill(holder, was)
+        for array, was in self._arrays:
+            if not _is_equal_array(array, was):
+                array[...] = was
 
 
 def _inside(cell: types.CellType) -> Any:
@@ -134,6 +143,35 @@ def _equal(some: list[Any], others: list[Any]) -> bool:
     return len(some) == len(others) and all(map(is_, some, others))
 
 
+def _is_equal_array(array: Any, was: Any) -> bool:
+    if isinstance(array, np.ndarray):
+        return bool(array.tobytes() == was.tobytes())
+    try:
+        inexact = mx.issubdtype(was.dtype, mx.inexact)
+        return bool(mx.array_equal(array, was, equal_nan=inexact))
+    except (RuntimeError, ValueError):  # it got what a transform traces
+        return False
+
+
+def _drawn(generator: Any) -> Any:
+    """The state of a generator of random numbers."""
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state()
+    bits = getattr(generator, "bit_generator", generator)
+    return copy.deepcopy(bits.state)
+
+
+def _redraw(generator: Any, was: Any) -> None:
+    if isinstance(generator, random.Random):
+        generator.setstate(was)
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(was)
+    else:
+        getattr(generator, "bit_generator", generator).state = was
+
+
 def _refill(holder: Any, was: list[Any]) -> None:
     if isinstance(holder, list):
         list.__setitem__(holder, slice(None), was)
@@ -150,12 +188,13 @@ def _refill(holder: Any, was: list[Any]) -> None:
 
 
 @contextmanager
-def kept(module: nn.Module) -> Iterator[None]:
-    """While calls of a module are traced; raises where one changes its surroundings, or may."""
+def kept(module: nn.Module, lenient: bool = False) -> Iterator[None]:
+    """While calls of a module are traced; raises where one changes its surroundings, or may.
+    `lenient` where what is below runs in any case: what cannot be watched there is no reason."""
     for other in _kept:
         other.put_back()  # it may be of this module's calls, in the trace of one above
     below = [m for m in _below(module) if is_opaque(m)]
-    before = [surroundings(module), _found(below, traced=False)]
+    before = [surroundings(module), _found(below, traced=False, lenient=lenient)]
     _kept.extend(before)
     try:
         yield
@@ -178,11 +217,11 @@ def surroundings(module: nn.Module, others: Iterable[nn.Module] = ()) -> Surroun
     return _found([module, *inlined, *others], traced=True)
 
 
-def _found(modules: Iterable[nn.Module], traced: bool) -> Surroundings:
+def _found(modules: Iterable[nn.Module], traced: bool, lenient: bool = False) -> Surroundings:
     names = frozenset[str]()
     modules = list(modules)
     while True:
-        search = _Search(names, traced)
+        search = _Search(names, traced, lenient)
         for module in modules:
             search.module(module)
         if search.names <= names:
@@ -246,14 +285,16 @@ _HANDLERS = frozenset(("PUSH_EXC_INFO", "SETUP_FINALLY", "SETUP_WITH"))
 
 class _Search:
     """Looks at what calls may reach by these names of attributes, and finds those in their code;
-    `traced`: whether the calls are more than run."""
+    `traced`: whether the calls are more than run; `lenient`: whether what cannot be watched is
+    passed over."""
 
-    def __init__(self, names: frozenset[str], traced: bool) -> None:
+    def __init__(self, names: frozenset[str], traced: bool, lenient: bool) -> None:
         self.found = Surroundings()
         self.names = set(names)
         self._all = not names.isdisjoint(_BY_NAME)
         self._seen: set[Any] = set()
         self._traced = traced
+        self._lenient = lenient
         self._by = "an attribute"
 
     def module(self, module: nn.Module) -> None:
@@ -292,14 +333,27 @@ class _Search:
         self.found._contents.append((holder, _content(holder)))
 
     def _value(self, value: Any) -> None:
+        try:
+            self._watch(value)
+        except UnmatchedError:
+            if not self._lenient:
+                raise
+
+    def _watch(self, value: Any) -> None:
         constant = isinstance(value, _CONSTANTS) or type(value) is object  # a mark
         if constant or id(value) in self._seen:
             return
         self._seen.add(id(value))
         if isinstance(value, _GENERATORS):
-            raise UnmatchedError("its call draws random numbers")
+            if not self._lenient:
+                raise UnmatchedError("its call draws random numbers")
+            self.found._generators.append((value, _drawn(value)))
+            return
         if isinstance(value, (mx.array, np.ndarray)):
-            self._refuse("an array")
+            if self._traced:
+                self._refuse("an array")
+            self.found._arrays.append((value, copy.deepcopy(value)))
+            return
         if isinstance(value, nn.Module):
             self._refuse("a module")
         if isinstance(value, types.ModuleType):
@@ -357,7 +411,10 @@ class _Search:
 
     def _reads_of_class(self, name: str, names: Mapping[str, Any]) -> bool:
         if name.startswith("__") and name.endswith("__"):
-            return name not in _ASIDE and function_of(names[name]) is not None
+            function = function_of(names[name])
+            # What `dataclass` writes goes by fields alone.
+            written = "__dataclass_fields__" in names and _is_written(function)
+            return name not in _ASIDE and function is not None and not written
         return self._reads(name) and not name.startswith("_abc_")
 
     def _type(self, cls: type) -> None:
@@ -424,6 +481,11 @@ class _Search:
             value = self._name(vars(value), name)
         if value is not _NOTHING:
             self._value(value)
+
+
+def _is_written(function: types.FunctionType | None) -> bool:
+    """Whether a function was made of a text by a program."""
+    return function is not None and function.__code__.co_filename == "<string>"
 
 
 def _is_pure(module: str) -> bool:
