@@ -47,6 +47,10 @@ def shapeless(op):
     return "shapeless compile" not in op.refuses and version(mx.__version__) >= needed
 
 
+#: Ops that count no rows by a cumulative sum, and the MLX that compiles one for other shapes.
+SCANS = {"argmax": "0.32.3", "argmin": "0.32.3"}
+
+
 def case_of(op):
     values = draw(op, op.cases[1], mx.float32)
     return values, op.differentiable
@@ -156,7 +160,7 @@ def test_a_shapeless_compile_that_begins_without_rows_takes_rows(op, target, mon
             wants = outputs(op.function(*arrays))
         cotangents = [mx.cos(mx.arange(y.size)).reshape(y.shape) for y in wants if which]
         with zmlx.target(target) if target else nullcontext():
-            if not shapeless(op):
+            if not shapeless(op) or version(mx.__version__) < version(SCANS.get(op.name, "0")):
                 with pytest.raises(ValueError, match="cannot infer output shapes"):
                     compiled(*arrays, *cotangents)
                 continue

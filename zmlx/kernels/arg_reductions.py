@@ -45,7 +45,7 @@ def argmin_reference(
 
 def _first(name: str, x: mx.array, axes: tuple[int, ...], keepdims: bool) -> mx.array:
     """How many elements stand before the first one that is the extreme, or NaN where that is one:
-    what MLX can be asked for of no rows, too, and compiles for others."""
+    what MLX can be asked for of no rows, too, and from 0.32.3 on compiles for others."""
     (axis,) = axes
     top = (mx.max if name == "argmax" else mx.min)(x, axis=axis, keepdims=True)
     found = mx.logical_or(x == top, x != x).astype(mx.int32)
