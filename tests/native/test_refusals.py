@@ -248,7 +248,7 @@ def test_what_is_written_to_an_input_is_shown_in_the_users_line_alone() -> None:
         ("out[0] = mesuré; // 中文", "'mesuré' was not declared in this scope"),
         ("struct 型 { float a; }; 型 𝛼 = {1}; 𝛼.b = 2;", "::型' has no member named 'b'"),
         ("out[0] = 1 € 2;", "expected ';' before '€'"),
-        ('static_assert(sizeof(float) == 3, "é µ");', "static assertion failed: é µ (4 == 3)"),
+        ('static_assert(false, "é µ");', "static assertion failed: é µ"),
     ],
 )
 def test_letters_beyond_ascii_are_shown_as_they_are_written(line: str, message: str) -> None:
