@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import numpy as np
@@ -145,7 +145,8 @@ class Choice:
         score: the scores of logits.
         pick: the indices of the largest.
         by_logits: whether the largest logits are picked, and only their scores computed.
-        cast: whether the bias is taken to the dtype of the scores.
+        cast: what is taken to another dtype for their sum: the bias to that of the scores, or the
+            scores to float32.
         split: how experts become groups; None without groups.
         masked: whether the weights are taken from the scores after groups were closed.
     """
@@ -154,7 +155,7 @@ class Choice:
     score: Callable[[Array], Array]
     pick: Callable[[Array, int], Array]
     by_logits: bool = False
-    cast: bool = False
+    cast: Literal["", "bias", "scores"] = ""
     split: Callable[[Array, int], Array] | None = None
     masked: bool = False
 
@@ -173,7 +174,8 @@ class Choice:
         """The scores, and those by which is chosen."""
         own = choice = self.score(g)
         if bias is not None:
-            choice = choice + (bias.astype(own.dtype) if self.cast else bias)
+            wide = choice.astype(mx.float32) if self.cast == "scores" else choice
+            choice = wide + (bias.astype(own.dtype) if self.cast == "bias" else bias)
         return own, choice if self.split is None else self._open(choice)
 
     def _open(self, s: Array) -> Array:
@@ -193,6 +195,9 @@ class Choice:
         )
 
 
+_CASTS: tuple[Literal["", "bias", "scores"], ...] = ("", "bias", "scores")
+
+
 @lru_cache(maxsize=256)
 def choices(groups: tuple[tuple[int, int], ...], biased: bool) -> tuple[Choice, ...]:
     """The spellings of a choice, with these (number, kept) groups beside none."""
@@ -202,7 +207,7 @@ def choices(groups: tuple[tuple[int, int], ...], biased: bool) -> tuple[Choice, 
         for pick in PICKS:
             if name == "softmax" and not biased:
                 found.append(Choice(replace(routing, normalize=True), score, pick, by_logits=True))
-            for cast in (False, True) if biased else (False,):
+            for cast in _CASTS if biased else _CASTS[:1]:
                 plain = Choice(routing, score, pick, cast=cast)
                 found.append(plain)
                 found += [
