@@ -403,8 +403,8 @@ def test_dispatch_copies_every_bit(geometry, dtype):
 
 def test_rows_ask_for_the_next_row_and_its_place():
     walk = moe_rows_text.SPREAD.split("@COPY@")[1]
-    assert walk.count("ZMLX_PREFETCH(soon + j);") == 2
-    assert walk.count("ZMLX_PREFETCH(to + D_ + j);") == 2
+    assert walk.count("ZMLX_PREFETCH_WALK(soon + j);") == 2
+    assert walk.count("ZMLX_PREFETCH_WALK(to + D_ + j);") == 2
 
 
 # ---- values out of range ------------------------------------------------------------------------

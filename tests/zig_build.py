@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -18,8 +19,10 @@ ZIG = ROOT / "zig"
 
 
 def folder() -> Path:
-    """Where Zig's cache and outputs go; processes that build at once wait for each other there."""
-    return zmlx_cache.directory("zig")
+    """Where Zig's cache and outputs go; processes that build at once wait for each other there. A
+    folder for each tree, since Zig takes what it built of another one for what this one would
+    be."""
+    return zmlx_cache.directory("zig") / hashlib.sha256(str(ZIG).encode()).hexdigest()[:12]
 
 
 def build(*arguments: str, cwd: Path = ZIG, check: bool = True) -> subprocess.CompletedProcess:

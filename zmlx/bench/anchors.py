@@ -42,7 +42,9 @@ _UNKNOWN_CACHE = 32 << 20
 
 _LINE = 64
 _KINDS = ("copy", "non-temporal", "read")
-_FMA = 3
+_COPY, _READ, _FMA = 0, 2, 3
+#: Of what is put into the caches: what is read alternates with what is written.
+_PIECES = 8
 #: Those that only tell what is too fast take part in every fourth round.
 _GUARD = 4
 _MATMUL = 2048
@@ -132,28 +134,34 @@ class Anchors:
         )
         return [matmul_variant(mx.float32), fma]
 
-    def fill_caches(self) -> None:
-        """Puts other data into the caches: a copy that touches twice their size."""
+    def fill_caches(self, written: float = 0.5) -> None:
+        """Puts other data into the caches, twice their size, of which the share `written` waits to
+        be written back: at the expense of what runs next, as its own results wait for others."""
         if self._on_gpu:
             self._copy_on_gpu()
-        else:
-            self._walk(0, self.cache)
+            return
+        copied = min(written, 0.5)  # a copy reads what it does not write
+        each = 2 * self.cache / _PIECES
+        for i in range(_PIECES):
+            at = int(i * each)
+            self._walk(_READ, int((1 - 2 * copied) * each), at)
+            self._walk(_COPY, int(copied * each), at)
 
     def _walker(self, kind: int, size: int) -> Callable[[Any], float]:
         return lambda _: self._walk(kind, size)
 
-    def _walk(self, kind: int, size: int) -> float:
-        to, source = (_aligned(x) for x in self.views)
+    def _walk(self, kind: int, size: int, at: int = 0) -> float:
+        to, source = (_aligned(x) + at // _LINE * _LINE for x in self.views)
         seconds = _library().zmlx_anchor(kind, to, source, size // _LINE, self.threads)
         if seconds < 0:
             raise RuntimeError(f"[bench] {self.threads} threads do not start.")
         return float(seconds)
 
     def _copy_on_gpu(self) -> None:
-        mx.eval(_COPY(self.array))
+        mx.eval(_COPY_KERNEL(self.array))
 
 
-_COPY = metal.kernel(
+_COPY_KERNEL = metal.kernel(
     name="bench_copy",
     input_names=["x"],
     output_names=["y"],

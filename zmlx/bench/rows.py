@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -107,7 +108,7 @@ def run_row(op: Op, case: Case, dtype: mx.Dtype, mode: str, plan: Plan, anchors:
         [*base, *variants],
         rounds=plan.rounds,
         budget=plan.budget,
-        between=anchors.fill_caches,
+        between=partial(anchors.fill_caches, least.results / least.bytes),
     )
     moved = {**anchors.bytes, **FLOPS}
     rates = {v.name: moved[v.name] / summary(times[v.name]).median for v in base}

@@ -5,6 +5,7 @@ Only in a source tree with `ziglang` installed: the package has no Zig in it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -38,7 +39,8 @@ def available() -> bool:
 
 def overheads() -> Iterator[Overhead]:
     """What is measured, each with Python's figure."""
-    folder = cache.directory("zig")
+    # A folder for each tree: Zig takes what it built of another one for what this one would be.
+    folder = cache.directory("zig") / hashlib.sha256(str(ZIG).encode()).hexdigest()[:12]
     command = [sys.executable, "-m", "ziglang", "build", "zmlx-speed", "-Doptimize=ReleaseFast"]
     command += [f"-Dpython={sys.executable}", "--cache-dir", str(folder)]
     command += ["--prefix", str(folder / "fast")]

@@ -14,10 +14,8 @@ from .text import STEP_HEADER, Body, add_read_step, unique
 #: Steps that are summed before their sum is added to the total.
 _BLOCK = 64
 
-#: Rows that are folded at a time along columns, and columns of which the next are asked for. Rows
-#: are often some pages apart and share a set of the nearest cache, which also holds the states:
-#: eight of them push each other out.
-_ROWS = 4
+#: Rows that are folded at a time along columns, and columns of which the next are asked for.
+_ROWS = 8
 _COLUMNS = 64
 
 
@@ -178,7 +176,7 @@ class Fold(Pattern):
             " + turn_ / places_ * U - turn_ * U;"
         )
         body.open("for (uint p_ = 0; TPR == 1 && p_ < U; p_ += 64 / sizeof(*x_in))")
-        body.add("ZMLX_PREFETCH_FAR(x_in_row + i_ + ahead_ + p_);")
+        body.add("ZMLX_PREFETCH_WALK(x_in_row + i_ + ahead_ + p_);")
         body.close()
 
     def _fold_row(self, body: Body, types: dict[str, str]) -> None:

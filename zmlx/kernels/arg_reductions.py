@@ -8,6 +8,7 @@ a value and its index, so that it may run in any order; of equal elements the fi
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -15,9 +16,10 @@ import mlx.core as mx
 from ..arguments import Argument, check_flag
 from ..launch import settings
 from ..registry import Op, Option, register
+from ..remembered import Remembered, Way
 from ..targets import cpu
 from .axes import LONGEST, NUMBERS, named_axes, plan, planned
-from .folds import fold
+from .folds import folding
 from .reductions import BENCHMARKS, CASES, KEEPDIMS, over_last
 
 
@@ -53,7 +55,7 @@ def _first(name: str, x: mx.array, axes: tuple[int, ...], keepdims: bool) -> mx.
     return before.sum(axis=axis, keepdims=keepdims).astype(mx.uint32)
 
 
-def _extreme_at(name: str, x: mx.array, axis: int | None, keepdims: bool) -> mx.array:
+def _extreme_at(name: str, x: mx.array, axis: int | None, keepdims: bool) -> Way:
     axes = named_axes(name, x, axis, several=False)
     check_flag(name, "keepdims", keepdims)
     is_plain = settings().target == "reference" or cpu.any_shape((x,))
@@ -62,17 +64,22 @@ def _extreme_at(name: str, x: mx.array, axis: int | None, keepdims: bool) -> mx.
         raise ValueError(f"[{name}] 'x' must have elements to compare but got shape {x.shape}.")
     if p.elements > LONGEST:
         raise ValueError(f"[{name}] 'x' must have at most {LONGEST} elements but got {x.size}.")
+    shape = p.result(keepdims)
     if not x.size:  # nothing is asked for, which MLX refuses
         if cpu.any_shape((x,)):
-            return _first(name, x, axes, keepdims)
-        return mx.zeros(p.kept if keepdims else p.shape, dtype=mx.uint32)
+            return lambda x: _first(name, x, axes, keepdims)
+        return lambda x: mx.zeros(shape, dtype=mx.uint32)
     if is_plain:
         plain = mx.argmax if name == "argmax" else mx.argmin
         if x.ndim == 0:  # of which MLX keeps no axes
-            return plain(x)
-        return plain(x, axis=axis, keepdims=keepdims)
-    (y,) = fold(name, f"{name[3:]}_at", (("y", "at"),), p, x, (mx.uint32,))
-    return y.reshape(p.kept) if keepdims and p.axes else y
+            return plain
+        return lambda x: plain(x, axis=axis, keepdims=keepdims)
+    run = folding(name, f"{name[3:]}_at", (("y", "at"),), p, x.dtype, (mx.uint32,), shape=shape)
+    return lambda x: run(x)[0]
+
+
+_ARGMAX = Remembered(partial(_extreme_at, "argmax"))
+_ARGMIN = Remembered(partial(_extreme_at, "argmin"))
 
 
 def argmax(x: mx.array, axis: int | None = None, keepdims: bool = False) -> mx.array:
@@ -90,7 +97,7 @@ def argmax(x: mx.array, axis: int | None = None, keepdims: bool = False) -> mx.a
     Raises:
         ValueError: for a maximum of nothing.
     """
-    return _extreme_at("argmax", x, axis, keepdims)
+    return _ARGMAX((x,), (axis, keepdims))  # type: ignore[no-any-return]
 
 
 def argmin(x: mx.array, axis: int | None = None, keepdims: bool = False) -> mx.array:
@@ -108,7 +115,7 @@ def argmin(x: mx.array, axis: int | None = None, keepdims: bool = False) -> mx.a
     Raises:
         ValueError: for a minimum of nothing.
     """
-    return _extreme_at("argmin", x, axis, keepdims)
+    return _ARGMIN((x,), (axis, keepdims))  # type: ignore[no-any-return]
 
 
 for _name, _function, _reference, _baseline in (

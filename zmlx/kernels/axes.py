@@ -68,9 +68,18 @@ class Plan(NamedTuple):
         return len(self.view) == 3
 
     @property
+    def left(self) -> tuple[int, ...]:
+        """What the kernel leaves of the shape that it sees."""
+        return (*self.view[:-2], self.view[-1]) if self.columns else self.view[:1]
+
+    @property
     def apart(self) -> bool:
         """Whether the axes are no neighbours, so that no kernel reduces them all."""
         return self.run != self.axes
+
+    def result(self, keepdims: bool) -> tuple[int, ...]:
+        """The shape of the result."""
+        return self.kept if keepdims and self.axes else self.shape
 
     def first(self, size: Sequence[int]) -> Plan:
         """How the last run of neighbours is reduced; `rest` follows."""

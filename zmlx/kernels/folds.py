@@ -11,7 +11,7 @@ there are no atomics.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -35,42 +35,69 @@ _DTYPES = {
 #: Outputs of a fold: names to expressions of the state.
 Results = tuple[tuple[str, str], ...]
 
+#: A fold of an array: the arrays of its results.
+Folding = Callable[[mx.array], Arrays]
 
-def fold(
+
+def folding(
     name: str,
     op: str,
     results: Results,
     plan: Plan,
-    x: mx.array,
+    dtype: mx.Dtype,
     dtypes: Sequence[mx.Dtype],
     scalars: tuple[tuple[str, mx.array], ...] = (),
     type_: str = "",
-) -> Arrays:
-    """x folded over the axes of `plan`, in `type_` or that of x: an array of the plan's shape for
-    each of `results`."""
-    type_ = type_ or element(x.dtype)
+    shape: tuple[int, ...] | None = None,
+) -> Folding:
+    """How arrays of a dtype are folded over the axes of `plan`, in `type_` or that of the dtype: to
+    an array for each of `results`, of the plan's shape or another of as many elements."""
+    type_ = type_ or element(dtype)
+    left, shape = plan.left, plan.shape if shape is None else shape
     if plan.apart:
+        return _in_turn(name, op, results, plan, dtype, dtypes, scalars, type_, shape)
+    parts = launch.fold_parts(plan.view, plan.columns)[0]
+    key = (name, op, results, type_, plan.columns, tuple(n for n, _ in scalars))
+    values = tuple(value for _, value in scalars)
+    if parts == 1:
+        rows, d = plan.view[0], plan.view[-1]
+        short = not plan.columns and launch.rows_are_short(rows, d, len(MONOIDS[op].states))
+        whole = _whole(*key, tuple(dtypes), short)
+        return lambda x: _shaped(whole(plan.seen(x), *values), left, shape)
+    first = parts_of(name, op, type_, plan.columns)
+    merge = _merge(*key, tuple(dtypes))
+    if len(MONOIDS[op].states) == 1:
+        return lambda x: _shaped(merge(first(plan.seen(x)), *values), left, shape)
+    return lambda x: _shaped(merge(*first(plan.seen(x)), *values), left, shape)
+
+
+def _in_turn(
+    name: str,
+    op: str,
+    results: Results,
+    plan: Plan,
+    dtype: mx.Dtype,
+    dtypes: Sequence[mx.Dtype],
+    scalars: tuple[tuple[str, mx.array], ...],
+    type_: str,
+    shape: tuple[int, ...],
+) -> Folding:
+    """`folding` of axes that are no neighbours."""
+
+    def run(x: mx.array) -> Arrays:
         first = plan.first(x.shape)
-        states = fold(name, op, _own(op), first, x, _dtypes(op, type_), type_=type_)
-        states = _shaped(states, first.kept)
+        to_states = folding(
+            name, op, _own(op), first, dtype, _dtypes(op, type_), (), type_, first.kept
+        )
+        states = to_states(x)
         if MONOIDS[op].shifted:
             # A run's mean is that of what its elements are away from its own last one.
             mine, last = (p.last(x).astype(mx.float32) for p in (first, plan))
             states = (states[0] + mx.stop_gradient(mine - last), *states[1:])
-        return _merged_over(name, op, results, plan.rest(first), states, dtypes, scalars, type_)
-    seen = plan.seen(x)
-    parts = launch.fold_parts(plan.view, plan.columns)[0]
-    key = (name, op, results, type_, plan.columns, tuple(n for n, _ in scalars))
-    values = [value for _, value in scalars]
-    if parts == 1:
-        rows, d = plan.view[0], plan.view[-1]
-        short = not plan.columns and launch.rows_are_short(rows, d, len(MONOIDS[op].states))
-        outputs = _whole(*key, tuple(dtypes), short)(seen, *values)
-    else:
-        states = parts_of(name, op, type_, plan.columns)(seen)
-        states = states if isinstance(states, tuple) else (states,)
-        outputs = _merge(*key, tuple(dtypes))(*states, *values)
-    return _shaped(outputs, plan.shape)
+        merged = _merged_over(name, op, results, plan.rest(first), states, dtypes, scalars, type_)
+        return _shaped(merged, plan.shape, shape)
+
+    return run
 
 
 def _merged_over(
@@ -83,19 +110,20 @@ def _merged_over(
     scalars: tuple[tuple[str, mx.array], ...],
     type_: str,
 ) -> Arrays:
-    """`fold` of states, which are merged over the axes of `plan`."""
+    """`folding` of states, which are merged over the axes of `plan`."""
     if len(states) == 1:  # what merges it takes an element, too
-        return fold(name, op, results, plan, states[0], dtypes, scalars, type_)
+        run = folding(name, op, results, plan, states[0].dtype, dtypes, scalars, type_)
+        return run(states[0])
     if plan.apart:
         first = plan.first(states[0].shape)
         merged = _merged_over(name, op, _own(op), first, states, _dtypes(op, type_), (), type_)
-        states, plan = _shaped(merged, first.kept), plan.rest(first)
-        return _merged_over(name, op, results, plan, states, dtypes, scalars, type_)
+        states = _shaped(merged, first.shape, first.kept)
+        return _merged_over(name, op, results, plan.rest(first), states, dtypes, scalars, type_)
     merge = _merge(
         name, op, results, type_, plan.columns, tuple(n for n, _ in scalars), tuple(dtypes)
     )
     outputs = merge(*(plan.seen(s) for s in states), *(value for _, value in scalars))
-    return _shaped(outputs, plan.shape)
+    return _shaped(outputs, plan.left, plan.shape)
 
 
 def _own(op: str) -> Results:
@@ -108,9 +136,10 @@ def _dtypes(op: str, type_: str) -> list[mx.Dtype]:
     return [_DTYPES[t] for t in MONOIDS[op].types(type_).values()]
 
 
-def _shaped(outputs: mx.array | Arrays, shape: tuple[int, ...]) -> Arrays:
+def _shaped(outputs: mx.array | Arrays, before: tuple[int, ...], shape: tuple[int, ...]) -> Arrays:
+    """The outputs, which have the shape `before`, in another."""
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    return tuple(y if y.shape == shape else y.reshape(shape) for y in outputs)
+    return outputs if before == shape else tuple([y.reshape(shape) for y in outputs])
 
 
 def _outputs(results: Results) -> tuple[Output, ...]:

@@ -2,9 +2,13 @@
 
 #: What the bodies use beside `msl`'s functions.
 HEADER = """\
-// ZMLX_PREFETCH asks for what is wanted soon; the CPU target defines it.
+// ZMLX_PREFETCH asks for what is wanted soon, ZMLX_PREFETCH_WALK for what a walk comes to; the CPU
+// target defines them.
 #ifndef ZMLX_PREFETCH
 #define ZMLX_PREFETCH(pointer)
+#endif
+#ifndef ZMLX_PREFETCH_WALK
+#define ZMLX_PREFETCH_WALK(pointer)
 #endif
 """
 
@@ -31,8 +35,8 @@ SPREAD = """\
     size_t j = first;
     if (@COPY@) {
         for (; j + LINE <= stop; j += LINE) {
-            ZMLX_PREFETCH(soon + j);
-            ZMLX_PREFETCH(to + D_ + j);
+            ZMLX_PREFETCH_WALK(soon + j);
+            ZMLX_PREFETCH_WALK(to + D_ + j);
             for (size_t u = 0; u < LINE; ++u) {
                 const T value = from[j + u];
                 to[j + u] = value;
@@ -43,8 +47,8 @@ SPREAD = """\
         }
     } else {
         for (; j + LINE <= stop; j += LINE) {
-            ZMLX_PREFETCH(soon + j);
-            ZMLX_PREFETCH(to + D_ + j);
+            ZMLX_PREFETCH_WALK(soon + j);
+            ZMLX_PREFETCH_WALK(to + D_ + j);
             for (size_t u = 0; u < LINE; ++u) {
                 to[j + u] = T(w * float(from[j + u]));
             }
@@ -68,7 +72,7 @@ GATHER = """\
                 @ROW@
                 // Rows lie anywhere, so that each is asked for while its columns before are summed.
                 for (uint u = 0; u < U; u += 64 / sizeof(T)) {
-                    ZMLX_PREFETCH(from + 1024 / sizeof(T) + u);
+                    ZMLX_PREFETCH_WALK(from + 1024 / sizeof(T) + u);
                 }
                 for (uint u = 0; u < U; ++u) {
                     sum[u] += w * float(from[u]);

@@ -26,10 +26,11 @@ from ..launch import settings
 from ..metal import scalar
 from ..pattern import PatternKernel
 from ..registry import ROWS, Case, Op, Option, register
+from ..remembered import Remembered, Way
 from ..targets import cpu
 from ..transforms import Arrays, custom_function
 from .axes import NUMBERS, Axes, Plan, named_axes, plan, planned
-from .folds import fold
+from .folds import folding
 
 
 def sum_reference(x: mx.array, axis: Axes = -1, keepdims: bool = False, *, xp: Any = mx) -> Any:
@@ -151,13 +152,9 @@ def _is_plain(x: mx.array) -> bool:
     return settings().target == "reference" or cpu.any_shape((x,))
 
 
-def _finish(y: mx.array, p: Plan, keepdims: bool) -> mx.array:
-    return y.reshape(p.kept) if keepdims and p.axes else y
-
-
-def _nothing(p: Plan, keepdims: bool, value: float, dtype: mx.Dtype) -> mx.array:
+def _nothing(shape: tuple[int, ...], value: float, dtype: mx.Dtype) -> Way:
     """Reductions of no elements."""
-    return mx.full(p.kept if keepdims else p.shape, value, dtype=dtype)
+    return lambda x: mx.full(shape, value, dtype=dtype)
 
 
 def _widened(x: mx.array) -> mx.array:
@@ -170,23 +167,37 @@ def _real(x: mx.array) -> mx.array:
     return _widened(x) if mx.issubdtype(x.dtype, mx.floating) else x.astype(mx.float32)
 
 
-def _total(name: str, x: mx.array, axis: Axes, keepdims: bool, mean: bool) -> mx.array:
+def _is_traced(x: mx.array) -> bool:
+    """Whether a gradient may be taken."""
+    return bool(cpu.maybe_tracing((x,))) and mx.issubdtype(x.dtype, mx.floating)
+
+
+def _traced(name: str, run: Any, rule: Any, shape: tuple[int, ...]) -> Way:
+    """The first output of a function with its gradient, in a shape."""
+    call = custom_function(name, run, rule)
+    return lambda x: _first_of(call(x)).reshape(shape)
+
+
+def _first_of(outputs: Any) -> Any:
+    return outputs[0] if isinstance(outputs, tuple) else outputs
+
+
+def _total(name: str, mean: bool, x: mx.array, axis: Axes, keepdims: bool) -> Way:
     axes = named_axes(name, x, axis)
     check_flag(name, "keepdims", keepdims)
     # A sum over no axes is x, in MLX as well.
     dtype = _inexact(x.dtype) if mean else _SUMS.get(x.dtype, x.dtype) if axes else x.dtype
     if _is_plain(x):
         if mean:
-            return mx.mean(_real(x), axis=axes, keepdims=keepdims).astype(dtype)
-        return mx.sum(_widened(x), axis=axes, keepdims=keepdims).astype(dtype)
+            return lambda x: mx.mean(_real(x), axis=axes, keepdims=keepdims).astype(dtype)
+        return lambda x: mx.sum(_widened(x), axis=axes, keepdims=keepdims).astype(dtype)
     p = planned(name, x, axes)
+    shape = p.result(keepdims)
     if p.elements == 0:
-        return _nothing(p, keepdims, float("nan") if mean else 0, dtype)
+        return _nothing(shape, float("nan") if mean else 0, dtype)
     results = (("y", "total / divisor" if mean else "total"),)
     scalars = (("divisor", scalar(float(p.elements))),) if mean else ()
-
-    def run(x: mx.array) -> mx.array:
-        return fold(name, "sum", results, p, x, (dtype,), scalars, "float" if mean else "")[0]
+    type_ = "float" if mean else ""
 
     def rule(primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Any) -> Arrays:
         dy = cotangents[0]
@@ -194,12 +205,13 @@ def _total(name: str, x: mx.array, axis: Axes, keepdims: bool, mean: bool) -> mx
             dy = (dy.astype(mx.float32) / p.elements).astype(dy.dtype)
         return (_like_x(dy, p, primals[0]),)
 
-    traced = cpu.maybe_tracing((x,)) and mx.issubdtype(x.dtype, mx.floating)
-    y = custom_function(name, run, rule)(x) if traced else run(x)
-    return _finish(y, p, keepdims)
+    run = folding(name, "sum", results, p, x.dtype, (dtype,), scalars, type_, shape)
+    if _is_traced(x):
+        return _traced(name, lambda x: run(x)[0], rule, shape)
+    return lambda x: run(x)[0]
 
 
-def _extreme(name: str, x: mx.array, axis: Axes, keepdims: bool) -> mx.array:
+def _extreme(name: str, x: mx.array, axis: Axes, keepdims: bool) -> Way:
     axes = named_axes(name, x, axis)
     check_flag(name, "keepdims", keepdims)
     is_plain = _is_plain(x)
@@ -207,11 +219,12 @@ def _extreme(name: str, x: mx.array, axis: Axes, keepdims: bool) -> mx.array:
     if p.elements == 0:
         raise ValueError(f"[{name}] 'x' must have elements to reduce but got shape {x.shape}.")
     if is_plain:
-        return (mx.max if name == "max" else mx.min)(x, axis=axes, keepdims=keepdims)
-
-    def run(x: mx.array) -> Arrays:
-        results = (("y", "m"), ("equals", "count"))
-        return fold(name, f"{name}_count", results, p, x, (x.dtype, mx.uint32))
+        plain = mx.max if name == "max" else mx.min
+        return lambda x: plain(x, axis=axes, keepdims=keepdims)
+    shape = p.result(keepdims)
+    if not _is_traced(x):
+        run = folding(name, name, (("y", "m"),), p, x.dtype, (x.dtype,), shape=shape)
+        return lambda x: run(x)[0]
 
     def rule(primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Any) -> Arrays:
         # Equal elements share the gradient; NaN equals nothing, and 0 · (dy / 0) is NaN.
@@ -219,16 +232,12 @@ def _extreme(name: str, x: mx.array, axis: Axes, keepdims: bool) -> mx.array:
         expr = "(x == m ? 1.0f : 0.0f) * share"
         return (_gradient(name, expr, p, primals[0], m=outputs[0], share=share),)
 
-    if cpu.maybe_tracing((x,)) and mx.issubdtype(x.dtype, mx.floating):
-        y = custom_function(name, run, rule)(x)[0]
-    else:
-        y = fold(name, name, (("y", "m"),), p, x, (x.dtype,))[0]
-    return _finish(y, p, keepdims)
+    results = (("y", "m"), ("equals", "count"))
+    run = folding(name, f"{name}_count", results, p, x.dtype, (x.dtype, mx.uint32), shape=shape)
+    return _traced(name, run, rule, shape)
 
 
-def _spread_out(
-    name: str, x: mx.array, axis: Axes, keepdims: bool, ddof: int, root: bool
-) -> mx.array:
+def _spread_out(name: str, root: bool, x: mx.array, axis: Axes, keepdims: bool, ddof: int) -> Way:
     axes = named_axes(name, x, axis)
     check_flag(name, "keepdims", keepdims)
     ddof = check_integer(name, "ddof", ddof)
@@ -236,22 +245,25 @@ def _spread_out(
         raise ValueError(f"[{name}] 'ddof' must be in (-2^63, 2^63) but got {ddof}.")
     dtype = _inexact(x.dtype)
     if _is_plain(x):
-        # Near 0, where MLX's squares keep their digits; no gradient depends on where.
-        x = _real(x)
-        away = x - mx.stop_gradient(mx.mean(x, axis=axes, keepdims=True))
         plain = mx.std if root else mx.var
-        return plain(away, axis=axes, keepdims=keepdims, ddof=ddof).astype(dtype)
+
+        def in_mlx(x: mx.array) -> mx.array:
+            # Near 0, where MLX's squares keep their digits; no gradient depends on where.
+            x = _real(x)
+            away = x - mx.stop_gradient(mx.mean(x, axis=axes, keepdims=True))
+            return plain(away, axis=axes, keepdims=keepdims, ddof=ddof).astype(dtype)
+
+        return in_mlx
     p = planned(name, x, axes)
+    shape = p.result(keepdims)
     if p.elements == 0:
-        return _nothing(p, keepdims, float("nan"), dtype)
+        return _nothing(shape, float("nan"), dtype)
     divisor = float(builtins.max(p.elements - ddof, 0))
     scalars = (("divisor", scalar(divisor)),)
     results = (("y", "sqrt(m2 / divisor)" if root else "m2 / divisor"),)
-
-    def run(x: mx.array) -> Arrays:
-        kept = (("centre", "mean"), ("variance", "m2 / divisor"))
-        dtypes = (dtype, mx.float32, mx.float32)
-        return fold(name, "moments", results + kept, p, x, dtypes, scalars, "float")
+    if not _is_traced(x):
+        run = folding(name, "moments", results, p, x.dtype, (dtype,), scalars, "float", shape)
+        return lambda x: run(x)[0]
 
     def rule(primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Any) -> Arrays:
         _, centre, variance = outputs
@@ -267,11 +279,18 @@ def _spread_out(
         expr = "slope * ((x - last) - centre) + shift"
         return (_gradient(name, expr, p, primals[0], **values),)
 
-    if cpu.maybe_tracing((x,)) and mx.issubdtype(x.dtype, mx.floating):
-        y = custom_function(name, run, rule)(x)[0]
-    else:
-        y = fold(name, "moments", results, p, x, (dtype,), scalars, "float")[0]
-    return _finish(y, p, keepdims)
+    kept = (("centre", "mean"), ("variance", "m2 / divisor"))
+    dtypes = (dtype, mx.float32, mx.float32)
+    run = folding(name, "moments", results + kept, p, x.dtype, dtypes, scalars, "float")
+    return _traced(name, run, rule, shape)
+
+
+_SUM = Remembered(partial(_total, "sum", False))
+_MEAN = Remembered(partial(_total, "mean", True))
+_MAX = Remembered(partial(_extreme, "max"))
+_MIN = Remembered(partial(_extreme, "min"))
+_VAR = Remembered(partial(_spread_out, "var", False))
+_STD = Remembered(partial(_spread_out, "std", True))
 
 
 def sum(x: mx.array, axis: Axes = None, keepdims: bool = False) -> mx.array:
@@ -290,7 +309,7 @@ def sum(x: mx.array, axis: Axes = None, keepdims: bool = False) -> mx.array:
         The sums, in x's dtype; of bool and of integers below 32 bits in int32, or uint32 if
         unsigned. 0 where there is nothing to add. Integers wrap. Gradient for x.
     """
-    return _total("sum", x, axis, keepdims, mean=False)
+    return _SUM((x,), (axis, keepdims))  # type: ignore[no-any-return]
 
 
 def mean(x: mx.array, axis: Axes = None, keepdims: bool = False) -> mx.array:
@@ -307,7 +326,7 @@ def mean(x: mx.array, axis: Axes = None, keepdims: bool = False) -> mx.array:
     Returns:
         The means, in x's dtype, or float32 of integers; NaN of nothing. Gradient for x.
     """
-    return _total("mean", x, axis, keepdims, mean=True)
+    return _MEAN((x,), (axis, keepdims))  # type: ignore[no-any-return]
 
 
 def max(x: mx.array, axis: Axes = None, keepdims: bool = False) -> mx.array:
@@ -325,7 +344,7 @@ def max(x: mx.array, axis: Axes = None, keepdims: bool = False) -> mx.array:
     Raises:
         ValueError: for a maximum of nothing.
     """
-    return _extreme("max", x, axis, keepdims)
+    return _MAX((x,), (axis, keepdims))  # type: ignore[no-any-return]
 
 
 def min(x: mx.array, axis: Axes = None, keepdims: bool = False) -> mx.array:
@@ -343,7 +362,7 @@ def min(x: mx.array, axis: Axes = None, keepdims: bool = False) -> mx.array:
     Raises:
         ValueError: for a minimum of nothing.
     """
-    return _extreme("min", x, axis, keepdims)
+    return _MIN((x,), (axis, keepdims))  # type: ignore[no-any-return]
 
 
 def var(x: mx.array, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -> mx.array:
@@ -362,7 +381,7 @@ def var(x: mx.array, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -
     Returns:
         The variances, in x's dtype, or float32 of integers; NaN of nothing. Gradient for x.
     """
-    return _spread_out("var", x, axis, keepdims, ddof, root=False)
+    return _VAR((x,), (axis, keepdims, ddof))  # type: ignore[no-any-return]
 
 
 def std(x: mx.array, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -> mx.array:
@@ -380,7 +399,7 @@ def std(x: mx.array, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -
         The standard deviations, in x's dtype, or float32 of integers; NaN of nothing. Gradient for
         x, NaN where all elements are equal.
     """
-    return _spread_out("std", x, axis, keepdims, ddof, root=True)
+    return _STD((x,), (axis, keepdims, ddof))  # type: ignore[no-any-return]
 
 
 # ---- entries ------------------------------------------------------------------------------------

@@ -219,6 +219,82 @@ PyObject* py_signature(PyObject*, Arguments args, Py_ssize_t count) {
   });
 }
 
+// Appends an option by its exact type, since 1, 1.0 and True are equal and not the same. False for
+// what may change, or is equal to something without being it.
+bool append_option(std::string& to, PyObject* option) {
+  auto append = [&](char kind, auto value) {
+    to += kind;
+    to.append(reinterpret_cast<const char*>(&value), sizeof value);
+    return true;
+  };
+  PyObject* type = type_of(option);
+  if (option == none) return append('n', char(0));
+  if (option == &_Py_TrueStruct || option == &_Py_FalseStruct) {
+    return append('b', char(option == &_Py_TrueStruct));
+  }
+  if (type == &PyLong_Type) {
+    int overflow = 0;
+    long long value = PyLong_AsLongLongAndOverflow(option, &overflow);
+    return !overflow && append('i', value);
+  }
+  if (type == &PyFloat_Type) return append('f', PyFloat_AsDouble(option));
+  if (type == &PyUnicode_Type) {
+    Py_ssize_t size;
+    const char* text = PyUnicode_AsUTF8AndSize(option, &size);
+    if (!text) throw PythonError{};
+    append('s', size);
+    to.append(text, size_t(size));
+    return true;
+  }
+  if (type == python.dtype_type) return append('d', value_of<mx::Dtype>(option)->val());
+  if (type != &PyTuple_Type) return false;
+  Items items(option);
+  append('t', items.size());
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (!append_option(to, items[i])) return false;
+  }
+  return true;
+}
+
+// Arrays by dtype and shape and options by value, or nothing where one is traced or no such thing.
+std::optional<std::string> call_key(PyObject* arrays, PyObject* options) {
+  std::string bytes;
+  Items items(arrays);
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (items[i] == none) {
+      bytes += char(-1);  // no dtype
+      continue;
+    }
+    if (!is_array(items[i])) return std::nullopt;
+    auto& array = array_of(items[i], "arrays");
+    if (array.is_tracer()) return std::nullopt;
+    append_signature(bytes, array);
+  }
+  if (!append_option(bytes, options)) return std::nullopt;
+  return bytes;
+}
+
+PyObject* py_call_key(PyObject*, Arguments args, Py_ssize_t count) {
+  return guarded([&] {
+    expect_arguments("call_key", count, 2, 2);
+    auto bytes = call_key(args[0], args[1]);
+    if (!bytes) return return_none();
+    return PyBytes_FromStringAndSize(bytes->data(), Py_ssize_t(bytes->size()));
+  });
+}
+
+PyObject* py_known(PyObject*, Arguments args, Py_ssize_t count) {
+  return guarded([&] {
+    expect_arguments("known", count, 3, 3);
+    auto bytes = call_key(args[1], args[2]);
+    if (!bytes) return return_none();
+    Ref key(PyBytes_FromStringAndSize(bytes->data(), Py_ssize_t(bytes->size())));
+    PyObject* found = PyDict_GetItemWithError(args[0], key.get());
+    if (!found && PyErr_Occurred()) throw PythonError{};
+    return new_reference(found ? found : none);
+  });
+}
+
 PyObject* py_tracing(PyObject*, Arguments args, Py_ssize_t count) {
   return guarded([&] {
     expect_arguments("tracing", count, 1, 1);
@@ -348,6 +424,12 @@ PyMethodDef functions[] = {
      "is none or an input is traced or no mx.array"},
     {"signature", (void*)py_signature, fastcall,
      "signature(inputs) -> dtypes and shapes as bytes"},
+    {"call_key", (void*)py_call_key, fastcall,
+     "call_key(arrays, options) -> dtypes and shapes of the arrays, of which None is one, and the "
+     "options, plain values and tuples of them, as bytes; None where an array is traced or none, or "
+     "an option is no such value"},
+    {"known", (void*)py_known, fastcall,
+     "known(ways, arrays, options) -> what a dict holds under call_key(arrays, options), or None"},
     {"tracing", (void*)py_tracing, fastcall,
      "tracing(inputs) -> 0: no traced input, 1: traced, 2: traced without shapes"},
     {"is_primal", (void*)py_is_primal, fastcall,

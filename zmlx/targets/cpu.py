@@ -47,9 +47,11 @@ run = _first_run
 
 
 def bind() -> None:
-    """Puts the core's function in the place of `run`, so that a call goes straight to C++."""
-    global run
-    run = native.load().run
+    """Puts the core's functions in the place of `run` and `known`, so that a call goes straight to
+    C++."""
+    global run, known
+    core = native.load()
+    run, known = core.run, core.known
 
 
 @cache
@@ -65,6 +67,25 @@ def signature(inputs: tuple[mx.array, ...]) -> Any:
     """Shapes and dtypes of `inputs` as a key."""
     core = _core_if_any()
     return core.signature(inputs) if core else tuple((x.shape, x.dtype) for x in inputs)
+
+
+def _first_known(ways: dict[bytes, Any], arrays: tuple[Any, ...], options: tuple[Any, ...]) -> Any:
+    if _core_if_any() is None:  # what is wrong with the call comes first
+        return None
+    bind()
+    return known(ways, arrays, options)
+
+
+#: What `ways` holds for the shapes and dtypes of `arrays` (None among them) and for `options`; None
+#: if it holds nothing, or where `call_key` is None.
+known = _first_known
+
+
+def call_key(arrays: tuple[Any, ...], options: tuple[Any, ...]) -> bytes | None:
+    """Shapes and dtypes of `arrays` (None among them) and the values of `options` as a key; None
+    if an array is traced or none, or an option is no plain value, and without the core."""
+    core = _core_if_any()
+    return core.call_key(arrays, options) if core else None
 
 
 def maybe_tracing(inputs: tuple[mx.array, ...]) -> int:

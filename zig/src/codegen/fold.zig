@@ -96,7 +96,7 @@ pub fn axisConstants(columns: bool) []const []const u8 {
 }
 
 /// Rows that are folded at a time along columns.
-const together = 4;
+const together = 8;
 /// Of which the next are asked for at a time.
 const columns_ahead = 64;
 
@@ -206,7 +206,7 @@ const Writer = struct {
         try body.add(ahead, .{});
         const count = "for (uint p_ = 0; TPR == 1 && p_ < U; p_ += 64 / sizeof(*x_in))";
         try body.open(count, .{});
-        try body.add("ZMLX_PREFETCH_FAR(x_in_row + i_ + ahead_ + p_);", .{});
+        try body.add("ZMLX_PREFETCH_WALK(x_in_row + i_ + ahead_ + p_);", .{});
         try body.close();
     }
 
