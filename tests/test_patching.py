@@ -15,6 +15,8 @@ import zmlx
 from zmlx import kernels, patching
 from zmlx.patching.plans import plan_of
 
+pytestmark = pytest.mark.usefixtures("kernels_run")
+
 FAMILIES = (
     "llama", "qwen3", "gemma3_text", "mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "olmo2",
     "phi3",
@@ -22,13 +24,6 @@ FAMILIES = (
 ROUTED = ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss")
 PROMPT = mx.array([[5, 9, 3, 77, 21, 4, 99, 100, 17, 8, 2, 64]])
 EPS = {mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
-
-
-@pytest.fixture(autouse=True)
-def kernels_run():
-    """Everything that is patched runs its kernel, whatever was measured here."""
-    with zmlx.prefer("zmlx"):
-        yield
 
 
 def quantized(model):

@@ -7,12 +7,7 @@ from handwritten_modules import Feed, Residual
 
 import zmlx
 
-
-@pytest.fixture(autouse=True)
-def kernels_run():
-    """Everything that is patched runs its kernel, whatever was measured here."""
-    with zmlx.prefer("zmlx"):
-        yield
+pytestmark = pytest.mark.usefixtures("kernels_run")
 
 
 def test_a_block_that_looks_into_its_cache_is_left_alone():

@@ -9,12 +9,7 @@ import pytest
 
 import zmlx
 
-
-@pytest.fixture(autouse=True)
-def kernels_run():
-    """Everything that is patched runs its kernel, whatever was measured here."""
-    with zmlx.prefer("zmlx"):
-        yield
+pytestmark = pytest.mark.usefixtures("kernels_run")
 
 
 def drawn(*shape, seed=0, dtype=mx.float32):

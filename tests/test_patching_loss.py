@@ -11,16 +11,11 @@ from small_models import build
 import zmlx
 from zmlx.patching.head import head_of
 
+pytestmark = pytest.mark.usefixtures("kernels_run")
+
 PROMPT = mx.array([[5, 9, 3, 77, 21, 4, 99, 100, 17, 8, 2, 64]])
 BATCH = mx.concatenate([PROMPT, PROMPT[:, ::-1]])
 LENGTHS = mx.array([[0, 7], [2, 11]])
-
-
-@pytest.fixture(autouse=True)
-def kernels_run():
-    """Everything that is patched runs its kernel, whatever was measured here."""
-    with zmlx.prefer("zmlx"):
-        yield
 
 
 @pytest.mark.parametrize(

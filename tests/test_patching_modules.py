@@ -10,12 +10,7 @@ from mlx_lm.models.base import scaled_dot_product_attention
 
 import zmlx
 
-
-@pytest.fixture(autouse=True)
-def kernels_run():
-    """Everything that is patched runs its kernel, whatever was measured here."""
-    with zmlx.prefer("zmlx"):
-        yield
+pytestmark = pytest.mark.usefixtures("kernels_run")
 
 
 class Odd(mnn.Module):

@@ -13,15 +13,10 @@ import zmlx
 from zmlx.patching.plans import plan_of
 from zmlx.patching.steps import Mix
 
+pytestmark = pytest.mark.usefixtures("kernels_run")
+
 #: Enough tokens that they are sorted by expert.
 LONG = mx.random.randint(0, 128, (2, 20), key=mx.random.key(6))
-
-
-@pytest.fixture(autouse=True)
-def kernels_run():
-    """Everything that is patched runs its kernel, whatever was measured here."""
-    with zmlx.prefer("zmlx"):
-        yield
 
 
 def routed(name, dtype=mx.float32, **given):

@@ -9,14 +9,9 @@ from mlx.utils import tree_flatten
 import zmlx
 from zmlx.patching.plans import plan_of
 
+pytestmark = pytest.mark.usefixtures("kernels_run")
+
 EPS = {mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
-
-
-@pytest.fixture(autouse=True)
-def kernels_run():
-    """Everything that is patched runs its kernel, whatever was measured here."""
-    with zmlx.prefer("zmlx"):
-        yield
 
 
 class NoNorm(mnn.Module):

@@ -10,12 +10,7 @@ from handwritten_modules import Feed
 import zmlx
 from zmlx.patching.plans import plan_of
 
-
-@pytest.fixture(autouse=True)
-def kernels_run():
-    """Everything that is patched runs its kernel, whatever was measured here."""
-    with zmlx.prefer("zmlx"):
-        yield
+pytestmark = pytest.mark.usefixtures("kernels_run")
 
 
 class Holder(mnn.Module):

@@ -10,12 +10,7 @@ from handwritten_modules import Feed, Residual, residual
 
 import zmlx
 
-
-@pytest.fixture(autouse=True)
-def kernels_run():
-    """Everything that is patched runs its kernel, whatever was measured here."""
-    with zmlx.prefer("zmlx"):
-        yield
+pytestmark = pytest.mark.usefixtures("kernels_run")
 
 
 #: Ways to go by the size of an axis.

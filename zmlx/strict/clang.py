@@ -18,7 +18,7 @@ INCLUDE = Path(__file__).parent / "include"
 #: Names that only stand for others are those of the CPU target.
 _ALIASES = INCLUDE.parents[1] / "native" / "prelude" / "simd_names.h"
 _HEADERS = (
-    *(INCLUDE / name for name in ("types.h", "functions.h", "threads.h")),
+    *(INCLUDE / name for name in ("types.h", "vectors.h", "functions.h", "threads.h")),
     *(_ALIASES, INCLUDE / "utilities.h"),
 )
 
