@@ -137,7 +137,7 @@ def test_what_a_fold_asks_for():
         return Fold(op, (Output("y", state, "per_row"),), **how)
 
     rows, columns = of("sum", "total"), of("sum", "total", columns=True)
-    assert rows.source().count("ZMLX_PREFETCH_WALK(x_in_row + i_ + ahead_ + p_);") == 1
+    assert rows.source().count("ZMLX_PREFETCH_WALK_FAR(x_in_row + i_ + ahead_ + p_);") == 1
     assert "#define ZMLX_PREFETCH_FAR" in rows.header
     for asks in (columns, of("min_at", "at", columns=True)):
         hint = "ZMLX_PREFETCH_FAR(x_in_rows + (q_ + 8) * apart_ + m_ + p_);"

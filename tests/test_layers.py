@@ -14,11 +14,11 @@ ROOT = Path(zmlx.__file__).parent
 #: From the bottom up; a module may import what stands before it.
 LAYERS = (
     "version", "backend", "cache", "expr", "msl", "philox", "codegen", "arguments", "launch",
-    "tiles", "native", "blas", "targets", "transforms", "interpret", "checks", "requests", "metal",
-    "pattern", "body", "packed", "broadcasting", "autograd", "elementwise", "rowwise",
-    "jit_compiler", "registry", "kernels", "testing", "strict", "language", "claims", "interop",
-    "choice", "stand_in", "nn", "optimizers", "patching", "chart", "bench", "demo", "cli",
-    "__main__",
+    "tiles", "native", "blas", "targets", "remembered", "transforms", "interpret", "checks",
+    "requests", "metal", "pattern", "body", "packed", "broadcasting", "autograd", "elementwise",
+    "rowwise", "jit_compiler", "registry", "kernels", "testing", "strict", "language", "claims",
+    "interop", "choice", "stand_in", "nn", "optimizers", "patching", "chart", "bench", "demo",
+    "cli", "__main__",
 )  # fmt: skip
 
 

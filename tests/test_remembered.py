@@ -96,6 +96,24 @@ def test_options_do_not_run_into_each_other():
 
 
 @pytest.mark.on_cpu
+def test_lists_are_keys_by_what_they_hold():
+    key = native.load().call_key
+    axes = [0, 1]
+    assert key((), (axes,)) == key((), ([0, 1],)) != key((), ((0, 1),))
+    before = key((), (axes,))
+    axes.append(2)
+    assert key((), (axes,)) != before
+    assert native.load().known({before: "way"}, (), ([0, 1],)) == "way"
+
+
+@pytest.mark.on_cpu
+def test_many_axes_are_no_options():
+    long = mx.zeros((1,) * 257)
+    assert native.load().call_key((mx.zeros((1,)),), ("",)) != native.load().call_key((long,), ())
+    assert native.load().call_key((long,), ())[1:5] == (257).to_bytes(4, "little")
+
+
+@pytest.mark.on_cpu
 def test_traced_calls_and_other_settings_are_looked_at_anew(counted):
     x = mx.array([1.0])
 
@@ -130,7 +148,11 @@ def test_no_more_ways_are_kept_than_launches(counted, monkeypatch):
 def test_a_bad_call_raises_after_a_good_one_that_equals_it(name):
     op, x = getattr(kernels, name), mx.array([[1.0, 3.0], [2.0, 0.0]])
     good = op(x, 1, False)
-    for axis, keepdims in ((True, False), (1.0, False), (1, 0), (1, 0.0), ("1", False)):
+    deep = ()
+    for _ in range(300_000):  # deeper than a stack
+        deep = (deep,)
+    bad = [(True, False), (1.0, False), (1, 0), (1, 0.0), ("1", False), ("\ud800", False)]
+    for axis, keepdims in (*bad, (deep, False)):
         with pytest.raises(TypeError, match=rf"\[{name}\] '(axis|keepdims)' must be"):
             op(x, axis, keepdims)
     assert mx.array_equal(op(x, 1, False), good)

@@ -22,7 +22,8 @@ import mlx.core as mx
 
 TARGETS = ("metal", "cuda", "cpu", "reference")
 
-#: Launches that a kernel remembers, by shapes and dtypes, before it starts anew: some 2 kB each.
+#: Launches that a kernel remembers, and ways that an op does, by shapes and dtypes, before it
+#: starts anew: some 2 kB and 1 kB each.
 SHAPES_KEPT = 4096
 
 #: Rows longer than this do not stay in registers (GPU) or on the stack (CPU).

@@ -45,12 +45,12 @@ class Remembered:
         ways = self._ways.get(settings)
         if ways is None:
             ways = self._ways[settings] = {}
-        way = cpu.known(ways, arrays, options)
-        if way is None:
-            way = self._find(*arrays, *options)
-            key = cpu.call_key(arrays, options)
-            if key is not None:
-                if len(ways) >= launch.SHAPES_KEPT:
-                    ways.clear()
-                ways[key] = way
+        found = cpu.known(ways, arrays, options)
+        if found is not None and type(found) is not bytes:
+            return found(*arrays)
+        way = self._find(*arrays, *options)
+        if found is not None:  # the key
+            if len(ways) >= launch.SHAPES_KEPT:
+                ways.clear()
+            ways[found] = way
         return way(*arrays)

@@ -135,17 +135,18 @@ class Anchors:
         return [matmul_variant(mx.float32), fma]
 
     def fill_caches(self, written: float = 0.5) -> None:
-        """Puts other data into the caches, twice their size, of which the share `written` waits to
-        be written back: at the expense of what runs next, as its own results wait for others."""
+        """Puts other data into the caches, twice their size, of which the share `written`, half at
+        most, waits to be written back. What runs next pays for that, as what follows it pays for
+        its own results."""
         if self._on_gpu:
             self._copy_on_gpu()
             return
         copied = min(written, 0.5)  # a copy reads what it does not write
         each = 2 * self.cache / _PIECES
         for i in range(_PIECES):
-            at = int(i * each)
-            self._walk(_READ, int((1 - 2 * copied) * each), at)
-            self._walk(_COPY, int(copied * each), at)
+            at, read = int(i * each), int((1 - 2 * copied) * each)
+            self._walk(_READ, read, at)
+            self._walk(_COPY, int(copied * each), at + read)
 
     def _walker(self, kind: int, size: int) -> Callable[[Any], float]:
         return lambda _: self._walk(kind, size)

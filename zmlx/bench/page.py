@@ -32,8 +32,8 @@ HOW = """\
   in rotating order, after the same rounds of warm-up. Arguments are evaluated before the clock
   starts, results before it stops. Before each timed call the caches are filled with other data, as
   they are in the middle of a model; a small shape therefore shows a cold start. Of that data as
-  large a share waits to be written back as the call itself leaves behind: written back at its
-  expense, it stands for the results that others will write back.
+  large a share has still to be written back as results are of the bytes that the op moves (half at
+  most): a call pays for what was written before it, and leaves its own results for others.
 - **Ratios** are the time of another way over the time of zmlx, formed round by round; the median
   and its 95 % interval (order statistics) are given. Above 1 zmlx is faster, below 1 it is slower.
   A way that is ten times slower than the fastest may sit out rounds, never below three timings, or

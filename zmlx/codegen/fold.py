@@ -176,7 +176,7 @@ class Fold(Pattern):
             " + turn_ / places_ * U - turn_ * U;"
         )
         body.open("for (uint p_ = 0; TPR == 1 && p_ < U; p_ += 64 / sizeof(*x_in))")
-        body.add("ZMLX_PREFETCH_WALK(x_in_row + i_ + ahead_ + p_);")
+        body.add("ZMLX_PREFETCH_WALK_FAR(x_in_row + i_ + ahead_ + p_);")
         body.close()
 
     def _fold_row(self, body: Body, types: dict[str, str]) -> None:

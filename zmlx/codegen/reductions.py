@@ -119,11 +119,11 @@ def _fold(body: Body, name: str, op: str, type_: str, parts: str) -> None:
 
 #: Header of every kernel that asks for memory ahead.
 PREFETCH_HEADER = """
-// ZMLX_PREFETCH_FAR asks for what is wanted later, ZMLX_PREFETCH_WALK for what a walk comes to, in
-// ZMLX_PLACES_AHEAD places in turn; the CPU target defines them.
+// ZMLX_PREFETCH_FAR asks for what is wanted later, ZMLX_PREFETCH_WALK_FAR for what a walk comes
+// to, in ZMLX_PLACES_AHEAD places in turn; the CPU target defines them.
 #ifndef ZMLX_PREFETCH_FAR
 #define ZMLX_PREFETCH_FAR(pointer)
-#define ZMLX_PREFETCH_WALK(pointer)
+#define ZMLX_PREFETCH_WALK_FAR(pointer)
 #define ZMLX_PLACES_AHEAD 1
 #endif
 """

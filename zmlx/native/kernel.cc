@@ -197,7 +197,8 @@ std::shared_ptr<const Program> Kernel::program(
 
 void append_signature(std::string& to, const mx::array& input) {
   to += char(input.dtype().val());
-  to += char(input.ndim());
+  uint32_t axes = uint32_t(input.ndim());
+  to.append(reinterpret_cast<const char*>(&axes), sizeof axes);
   to.append(reinterpret_cast<const char*>(input.shape().data()),
             input.ndim() * sizeof(mx::ShapeElem));
 }

@@ -220,8 +220,8 @@ PyObject* py_signature(PyObject*, Arguments args, Py_ssize_t count) {
 }
 
 // Appends an option by its exact type, since 1, 1.0 and True are equal and not the same. False for
-// what may change, or is equal to something without being it.
-bool append_option(std::string& to, PyObject* option) {
+// anything else than plain values, and lists and tuples of them that are not deep.
+bool append_option(std::string& to, PyObject* option, int deepest = 8) {
   auto append = [&](char kind, auto value) {
     to += kind;
     to.append(reinterpret_cast<const char*>(&value), sizeof value);
@@ -241,17 +241,21 @@ bool append_option(std::string& to, PyObject* option) {
   if (type == &PyUnicode_Type) {
     Py_ssize_t size;
     const char* text = PyUnicode_AsUTF8AndSize(option, &size);
-    if (!text) throw PythonError{};
+    if (!text) {  // half of a pair of surrogates
+      PyErr_Clear();
+      return false;
+    }
     append('s', size);
     to.append(text, size_t(size));
     return true;
   }
   if (type == python.dtype_type) return append('d', value_of<mx::Dtype>(option)->val());
-  if (type != &PyTuple_Type) return false;
+  bool tuple = type == &PyTuple_Type;
+  if (!(tuple || type == &PyList_Type) || deepest == 0) return false;
   Items items(option);
-  append('t', items.size());
+  append(tuple ? 't' : 'l', items.size());
   for (size_t i = 0; i < items.size(); ++i) {
-    if (!append_option(to, items[i])) return false;
+    if (!append_option(to, items[i], deepest - 1)) return false;
   }
   return true;
 }
@@ -291,7 +295,7 @@ PyObject* py_known(PyObject*, Arguments args, Py_ssize_t count) {
     Ref key(PyBytes_FromStringAndSize(bytes->data(), Py_ssize_t(bytes->size())));
     PyObject* found = PyDict_GetItemWithError(args[0], key.get());
     if (!found && PyErr_Occurred()) throw PythonError{};
-    return new_reference(found ? found : none);
+    return found ? new_reference(found) : key.release();
   });
 }
 
@@ -426,10 +430,11 @@ PyMethodDef functions[] = {
      "signature(inputs) -> dtypes and shapes as bytes"},
     {"call_key", (void*)py_call_key, fastcall,
      "call_key(arrays, options) -> dtypes and shapes of the arrays, of which None is one, and the "
-     "options, plain values and tuples of them, as bytes; None where an array is traced or none, or "
-     "an option is no such value"},
+     "options, plain values and tuples and lists of them, as bytes; None where an array is traced or "
+     "none, or an option is no such value"},
     {"known", (void*)py_known, fastcall,
-     "known(ways, arrays, options) -> what a dict holds under call_key(arrays, options), or None"},
+     "known(ways, arrays, options) -> what a dict holds under call_key(arrays, options), else that "
+     "key, which may be None"},
     {"tracing", (void*)py_tracing, fastcall,
      "tracing(inputs) -> 0: no traced input, 1: traced, 2: traced without shapes"},
     {"is_primal", (void*)py_is_primal, fastcall,

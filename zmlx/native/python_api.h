@@ -19,7 +19,7 @@ void Py_DecRef(PyObject*);
 extern PyObject _Py_NoneStruct, _Py_TrueStruct, _Py_FalseStruct;
 extern PyObject *PyExc_ValueError, *PyExc_TypeError, *PyExc_RuntimeError, *PyExc_IndexError,
     *PyExc_KeyboardInterrupt;
-extern PyObject PyTuple_Type, PyCapsule_Type, PyLong_Type, PyFloat_Type, PyUnicode_Type;
+extern PyObject PyTuple_Type, PyList_Type, PyCapsule_Type, PyLong_Type, PyFloat_Type, PyUnicode_Type;
 
 PyObject* PyCFunction_NewEx(PyMethodDef*, PyObject* self, PyObject* module);
 PyObject* PyObject_CallNoArgs(PyObject*);

@@ -76,16 +76,10 @@ def _first_known(ways: dict[bytes, Any], arrays: tuple[Any, ...], options: tuple
     return known(ways, arrays, options)
 
 
-#: What `ways` holds for the shapes and dtypes of `arrays` (None among them) and for `options`; None
-#: if it holds nothing, or where `call_key` is None.
+#: What `ways` holds for the shapes and dtypes of `arrays` (None among them) and for `options`, else
+#: its key there, bytes; None if an array is traced or none, or an option is no plain value, and
+#: without the core.
 known = _first_known
-
-
-def call_key(arrays: tuple[Any, ...], options: tuple[Any, ...]) -> bytes | None:
-    """Shapes and dtypes of `arrays` (None among them) and the values of `options` as a key; None
-    if an array is traced or none, or an option is no plain value, and without the core."""
-    core = _core_if_any()
-    return core.call_key(arrays, options) if core else None
 
 
 def maybe_tracing(inputs: tuple[mx.array, ...]) -> int:

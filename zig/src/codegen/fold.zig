@@ -206,7 +206,7 @@ const Writer = struct {
         try body.add(ahead, .{});
         const count = "for (uint p_ = 0; TPR == 1 && p_ < U; p_ += 64 / sizeof(*x_in))";
         try body.open(count, .{});
-        try body.add("ZMLX_PREFETCH_WALK(x_in_row + i_ + ahead_ + p_);", .{});
+        try body.add("ZMLX_PREFETCH_WALK_FAR(x_in_row + i_ + ahead_ + p_);", .{});
         try body.close();
     }
 
