@@ -7,7 +7,6 @@ backward_mask       the gradient of an added mask by its own tiles
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cache
 
 from .. import tiles
@@ -348,7 +347,7 @@ for (int j = 0; j < LANES; ++j) {
 @cache
 def backward_mask(form: Form, on_cpu: bool) -> KernelSpec:
     """The gradient of an added mask: a group per tile of it."""
-    ds = _ds(dataclasses.replace(form, softcap=False), keys_are_rows=True)
+    ds = _ds(form._replace(softcap=False), keys_are_rows=True)
     body = fill(
         _DMASK,
         start=START,

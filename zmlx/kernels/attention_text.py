@@ -5,7 +5,7 @@ See `attention_kernels.py` for the method.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -13,8 +13,7 @@ import mlx.core as mx
 NO_MASK, KEEPS, ADDED = "none", "keeps", "added"
 
 
-@dataclass(frozen=True)
-class Form:
+class Form(NamedTuple):
     """What is in the text of the kernels.
 
     Attributes:

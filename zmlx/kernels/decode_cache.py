@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .attention_text import NO_MASK, fill
 
@@ -12,8 +12,7 @@ PLAIN, PAGED, QUANTIZED = "plain", "paged", "quantized"
 NAMES = {PLAIN: "decode_attention", PAGED: "paged_attention", QUANTIZED: "quantized_attention"}
 
 
-@dataclass(frozen=True)
-class Cache:
+class Cache(NamedTuple):
     """What is static of a call.
 
     Attributes:
