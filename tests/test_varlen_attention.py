@@ -1,5 +1,6 @@
 """varlen_attention: the same as separate calls, and ends of sequences that are no such thing."""
 
+import weakref
 from functools import partial
 
 import mlx.core as mx
@@ -162,3 +163,80 @@ def test_a_new_length_compiles_nothing():
 def test_heads_too_wide_are_refused_by_its_own_name():
     with pytest.raises(ValueError, match=r"\[varlen_attention\] 'v' must have a last axis that"):
         varlen_attention(*inputs(v=2040), *ends())
+
+
+# ---- calls that are looked at once ---------------------------------------------------------------
+
+
+def test_a_repeated_call_goes_by_its_own_arrays():
+    values = inputs()
+    for cuts in ((QUERIES, KEYS), ((0, 9, 40, 70, 133), (0, 20, 21, 100, 120))):
+        for sign in (1.0, -1.0):
+            q, k, v = (sign * x for x in values)
+            got = varlen_attention(q, k, v, *[mx.array(c) for c in cuts], causal=True)
+            for a, b, c, d in zip(cuts[0], cuts[0][1:], cuts[1], cuts[1][1:], strict=False):
+                one = [q[None, :, a:b], k[None, :, c:d], v[None, :, c:d]]
+                if b > a:
+                    assert_right(got[None, :, a:b], one, causal=True)
+
+
+def test_each_option_of_a_repeated_call_counts():
+    values = [*inputs(), None]
+    several = [{}, {"scale": 0.3}, {"scale": 0.4}, {"causal": True}, {"window": 7}, {"window": 30},
+               {"softcap": 1.0}, {"softcap": 2.0}, {"return_lse": True}]  # fmt: skip
+    for _ in range(2):
+        for options in several:
+            out = varlen_attention(*values[:3], *ends(), **options)
+            assert_right(out, values, separately, **options)
+
+
+@pytest.mark.parametrize(("name", "good", "bad"), [
+    ("causal", True, 1), ("window", 1, True), ("window", 1, 1.0), ("softcap", 1.0, True),
+    ("return_lse", False, 0), ("scale", 1.0, True), ("scale", 1.0, mx.array(1.0)),
+])  # fmt: skip
+def test_an_option_that_equals_a_good_one_is_refused(name, good, bad):
+    values = [*inputs(), *ends()]
+    varlen_attention(*values, **{name: good})
+    for _ in range(2):
+        with pytest.raises(TypeError, match=rf"\[varlen_attention\] '{name}' must be"):
+            varlen_attention(*values, **{name: bad})
+
+
+def test_a_bad_call_raises_after_a_good_one():
+    values = [*inputs(), *ends()]
+    varlen_attention(*values)
+    for at in range(5):
+        for bad in (values[at][None], values[at].astype(mx.int8), values[at][:1]):
+            with pytest.raises(ValueError, match=r"\[varlen_attention\] '\w+' must"):
+                varlen_attention(*values[:at], bad, *values[at + 1 :])
+
+
+def test_a_repeated_call_is_checked_when_checking(monkeypatch):
+    values = inputs()
+    monkeypatch.setattr(checks, "ENABLED", True)
+    for _ in range(2):
+        varlen_attention(*values, *ends())
+        with pytest.raises(ValueError, match="'cu_seqlens_q' must be in range but got 5"):
+            varlen_attention(*values, *[mx.array(c) for c in BAD[1]])
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16], ids=str)
+def test_a_call_keeps_none_of_its_arrays(dtype):
+    values = [*inputs(), *ends(), mx.zeros((4,))]
+    values[0] = values[0].astype(dtype)
+    for _ in range(2):
+        mx.eval(varlen_attention(*values))
+    alive = [weakref.ref(x) for x in values]
+    del values
+    assert [x() for x in alive] == [None] * len(alive)
+
+
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_no_queries_have_the_dtype_of_all(return_lse):
+    q, k, v = inputs()
+    cu_q, cu_k = mx.array([0, 0, 0]), mx.array([0, 9, 120])
+    for _ in range(2):
+        got = varlen_attention(q[:, :0].astype(mx.float16), k, v, cu_q, cu_k, return_lse=return_lse)
+        out, *lse = got if return_lse else (got,)
+        assert (out.shape, out.dtype) == ((4, 0, 8), mx.float32)
+        assert [x.shape for x in lse] == [(4, 0)] * return_lse

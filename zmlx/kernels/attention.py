@@ -31,7 +31,9 @@ from ..arguments import (
 )
 from ..metal import scalar
 from ..registry import Case, Op, Option, register
-from .attention_launch import attend
+from ..remembered import Remembered, Way
+from ..transforms import Arrays
+from .attention_launch import attending
 from .attention_plain import scaled_dot_product_attention_reference
 from .attention_text import ADDED, KEEPS, NO_MASK, Form
 
@@ -51,8 +53,8 @@ def check_heads(op: str, q: mx.array, k: mx.array, v: mx.array) -> None:
         if x.ndim != 4:
             raise ValueError(f"[{op}] '{name}' must have 4 axes but got {tuple(x.shape)}.")
     b, h, _, d = q.shape
-    kv, s = k.shape[1:3]
-    if k.shape[0] != b or k.shape[3] != d:
+    batches, kv, s, width = k.shape
+    if batches != b or width != d:
         raise ValueError(f"[{op}] 'k' must have shape ({b}, K, S, {d}) but got {tuple(k.shape)}.")
     if (kv == 0 and h) or (kv and h % kv):
         raise ValueError(
@@ -91,14 +93,54 @@ def check_options(
     return size
 
 
-def _mask_of(q: mx.array, k: mx.array, mask: mx.array) -> mx.array:
-    """The mask with four axes, or an error."""
+def _check_mask(q: mx.array, k: mx.array, mask: mx.array) -> None:
     check_array(_OP, "mask", mask, FLOATING + BOOLEAN)
     full = (*q.shape[:3], k.shape[2])
     shape = (1,) * (4 - mask.ndim) + tuple(mask.shape)
     if len(shape) > 4 or any(n not in (1, m) for n, m in zip(shape, full, strict=True)):
         raise ValueError(f"[{_OP}] 'mask' must broadcast to {full} but got {tuple(mask.shape)}.")
-    return mx.expand_dims(mask, list(range(4 - mask.ndim))) if mask.ndim < 4 else mask
+
+
+def _attention(
+    q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None, sinks: mx.array | None,
+    scale: float | None, causal: bool, window: int | None, softcap: float | None, return_lse: bool,
+) -> Way:  # fmt: skip
+    check_heads(_OP, q, k, v)
+    window = check_options(_OP, q, scale, causal, window, softcap, sinks)
+    check_flag(_OP, "return_lse", return_lse)
+    kind = NO_MASK
+    missing: tuple[int, ...] = ()
+    if mask is not None:
+        _check_mask(q, k, mask)
+        kind = KEEPS if mask.dtype == mx.bool_ else ADDED
+        missing = tuple(range(4 - mask.ndim))
+    factor = scalar(float(q.shape[-1] ** -0.5 if scale is None else scale))
+    after: Arrays = () if window is None else (scalar(window),)
+    if softcap is not None:
+        after = (*after, scalar(float(softcap)))
+    dtype = None if q.dtype == k.dtype == v.dtype else mx.result_type(q, k, v)
+
+    def inputs_of(
+        q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None, sinks: mx.array | None
+    ) -> Arrays:
+        if dtype is not None:
+            q, k, v = q.astype(dtype), k.astype(dtype), v.astype(dtype)
+        given: Arrays = ()
+        if mask is not None:
+            given = (mx.expand_dims(mask, missing) if missing else mask,)
+        if sinks is not None:
+            given = (*given, sinks)
+        return (q, k, v, factor, *given, *after)
+
+    form = Form(kind, causal, window is not None, softcap is not None, sinks is not None)
+    given = tuple([x for x in (mask, sinks) if x is not None])
+    run = attending(form, (q if dtype is None else q.astype(dtype), k, v, *given), return_lse)
+    if dtype is None and mask is None and sinks is None:
+        return lambda q, k, v, mask, sinks: run(q, k, v, factor, *after)
+    return lambda *arrays: run(*inputs_of(*arrays))
+
+
+_ATTENTION = Remembered(_attention)
 
 
 def scaled_dot_product_attention(
@@ -144,27 +186,7 @@ def scaled_dot_product_attention(
     Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691. Sinks: Xiao et al. 2023,
     arXiv:2309.17453, learned as in gpt-oss.
     """
-    check_heads(_OP, q, k, v)
-    window = check_options(_OP, q, scale, causal, window, softcap, sinks)
-    check_flag(_OP, "return_lse", return_lse)
-    if not q.dtype == k.dtype == v.dtype:
-        dtype = mx.result_type(q, k, v)
-        q, k, v = q.astype(dtype), k.astype(dtype), v.astype(dtype)
-    inputs = [q, k, v, scalar(float(q.shape[-1] ** -0.5 if scale is None else scale))]
-    kind = NO_MASK
-    if mask is not None:
-        given = mask
-        mask = _mask_of(q, k, mask)
-        kind = KEEPS if given.dtype == mx.bool_ else ADDED
-        inputs.append(mask)
-    if sinks is not None:
-        inputs.append(sinks)
-    if window is not None:
-        inputs.append(scalar(window))
-    if softcap is not None:
-        inputs.append(scalar(float(softcap)))
-    form = Form(kind, causal, window is not None, softcap is not None, sinks is not None)
-    return attend(form, tuple(inputs), return_lse)
+    return _ATTENTION((q, k, v, mask, sinks), (scale, causal, window, softcap, return_lse))
 
 
 def _baseline(

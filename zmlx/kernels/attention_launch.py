@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -20,9 +20,8 @@ from .attention_kernels import forward
 from .attention_plain import backward_in_mlx, forward_in_mlx
 from .attention_text import ADDED, Form
 from .decode_cache import PLAIN, Cache
-from .decode_launch import WIDEST, runs_on_cpu
-from .decode_launch import attend as decode
-from .decode_launch import attend_with_statistics as decode_with_statistics
+from .decode_launch import WIDEST
+from .decode_launch import attending as decoding
 
 _OP = "scaled_dot_product_attention"
 #: Groups of the backward on a CPU, at least, where heads are few.
@@ -267,47 +266,61 @@ def _rule(form: Form) -> Rule:
     return vjp
 
 
-def _few(form: Form, inputs: Arrays) -> bool:
+def _few(form: Form, arrays: Arrays, on_cpu: bool) -> bool:
     """Whether queries are so few, and the last of a cache, that the keys are what takes time."""
-    q, k, v = inputs[:3]
-    queries = q.shape[2]
-    few = queries < k.shape[2] and queries <= (_CPU_FEW if runs_on_cpu() else _GPU_FEW)
-    return few and not form.spans and max(q.shape[3], v.shape[3]) <= WIDEST
+    q, k, v = arrays[:3]
+    queries = q.shape[-2]
+    few = queries < k.shape[-2] and queries <= (_CPU_FEW if on_cpu else _GPU_FEW)
+    return few and not form.spans and max(q.shape[-1], v.shape[-1]) <= WIDEST
 
 
-def _decode(form: Form, statistics: bool, *inputs: mx.array) -> Any:
+def _decoding(form: Form, arrays: Arrays, statistics: bool) -> Callable[..., Any]:
     """out, or (out, peak, weight), by the kernels that split the keys."""
     cache = Cache(
         PLAIN, mask=form.mask, causal=form.causal, window=form.window, softcap=form.softcap
     )
-    named = form.named(inputs)
-    run = decode_with_statistics if statistics else decode
-    return run(cache, [named[name] for name in cache.inputs], named.get("sinks"))
+    run = decoding(cache, arrays, arrays[2].shape[-1], form.sinks, statistics=statistics)
+    if not form.sinks:
+        return lambda *inputs: run(inputs, None)
+    at = form.inputs.index("sinks")
+    return lambda *inputs: run((*inputs[:at], *inputs[at + 1 :]), inputs[at])
 
 
 def _in_mlx(form: Form, *inputs: mx.array) -> Arrays:
     return forward_in_mlx(form, inputs)
 
 
-def attend(form: Form, inputs: Arrays, return_lse: bool) -> Any:
-    """out, or (out, lse), of the inputs that the form names."""
-    q, v = inputs[0], inputs[2]
-    any_shape = cpu.any_shape(inputs)
+def attending(form: Form, arrays: Arrays, return_lse: bool) -> Callable[..., Any]:
+    """How attention is computed of arrays of these shapes and dtypes, q, k and v the first of them:
+    a function of the inputs that the form names, of four axes, which returns out, or (out, lse).
+    """
+    q, v = arrays[0], arrays[2]
+    traced = cpu.maybe_tracing(arrays)
+    any_shape = bool(traced) and cpu.any_shape(arrays)
+    lead, width, dtype = tuple(q.shape[:-1]), v.shape[-1], q.dtype
     if q.size == 0 and not any_shape:
-        out = mx.zeros((*q.shape[:3], v.shape[-1]), q.dtype)
-        return (out, mx.zeros(q.shape[:3])) if return_lse else out
-    on_cpu, plain = runs_on_cpu(), launch.settings().target == "reference"
-    statistics = bool(plain or return_lse or cpu.maybe_tracing(inputs))
+        if form.spans:  # a batch of one
+            lead = (1, *lead)
+        if return_lse:
+            return lambda *inputs: (mx.zeros((*lead, width), dtype), mx.zeros(lead))
+        return lambda *inputs: mx.zeros((*lead, width), dtype)
+    chosen = launch.settings()
+    on_cpu, plain = launch.is_cpu(chosen), chosen.target == "reference"
+    statistics = bool(plain or return_lse or traced)
     run: Any
-    if plain or any_shape or not _few(form, inputs):
+    if plain or any_shape or not _few(form, arrays, on_cpu):
         run = _forward(form, statistics, on_cpu)
     else:
-        run = partial(_decode, form, statistics)
+        run = _decoding(form, arrays, statistics)
         if statistics:
             # Tiles, which these heads may be too wide for, are what the rule goes by.
-            rule = _rule(form) if fits(q.shape[-1], v.shape[-1]) else None
+            rule = _rule(form) if fits(q.shape[-1], width) else None
             run = custom_function(_OP, run, rule, partial(_in_mlx, form))
     if not statistics:
-        return run(*inputs)
-    out, peak, weight = run(*inputs)
-    return (out, _LSE(peak, weight)) if return_lse else out
+        return run  # type: ignore[no-any-return]
+
+    def with_statistics(*inputs: mx.array) -> Any:
+        out, peak, weight = run(*inputs)
+        return (out, _LSE(peak, weight)) if return_lse else out
+
+    return with_statistics

@@ -17,6 +17,8 @@ import mlx.core as mx
 
 from ..arguments import INDICES, Argument
 from ..registry import Case, Op, register
+from ..remembered import Remembered, Way
+from ..transforms import Arrays
 from .attention import check_heads, check_options
 from .decode_cache import NAMES, PLAIN, Cache
 from .decode_launch import (
@@ -24,11 +26,11 @@ from .decode_launch import (
     PAPER,
     SHAPELESS,
     SINKS,
-    attend,
+    attending,
     check_indices,
     decode_scores,
     draw_lengths,
-    options_of,
+    numbers_of,
     same_dtype,
     weighted,
 )
@@ -44,6 +46,29 @@ def decode_attention_reference(
     if lengths is not None:  # what lies past the last key has no part in it, not even as NaN
         v = xp.where(xp.arange(v.shape[2])[:, None] < lengths[:, None, None, None], v, 0.0)
     return weighted(decode_scores(q, k, lengths, scale, causal, window, softcap, xp), v, sinks, xp)
+
+
+def _decode(
+    q: mx.array, k: mx.array, v: mx.array, lengths: mx.array | None, sinks: mx.array | None,
+    scale: float | None, causal: bool, window: int | None, softcap: float | None,
+) -> Way:  # fmt: skip
+    op = NAMES[PLAIN]
+    check_heads(op, q, k, v)
+    same_dtype(op, q, k=k, v=v)
+    window = check_options(op, q, scale, causal, window, softcap, sinks)
+    flags: dict[str, Any] = {"causal": causal, "lengths": lengths is not None}
+    factor, after = numbers_of(flags, scale, q.shape[-1], window, softcap)
+    arrays: Arrays = (q, k, v)
+    if lengths is not None:
+        check_indices(op, "lengths", lengths, (q.shape[0],))
+        arrays = (*arrays, lengths)
+    run = attending(Cache(PLAIN, **flags), arrays, v.shape[-1], sinks is not None)
+    if lengths is None:
+        return lambda q, k, v, lengths, sinks: run((q, k, v, factor, *after), sinks)
+    return lambda q, k, v, lengths, sinks: run((q, k, v, factor, lengths, *after), sinks)
+
+
+_DECODE = Remembered(_decode)
 
 
 def decode_attention(
@@ -76,18 +101,7 @@ def decode_attention(
 
     Flash decoding (Dao, Haziza, Massa, Sizov 2023, pytorch.org/blog/flash-decoding).
     """
-    op = NAMES[PLAIN]
-    check_heads(op, q, k, v)
-    same_dtype(op, q, k=k, v=v)
-    window = check_options(op, q, scale, causal, window, softcap, sinks)
-    flags: dict[str, Any] = {"causal": causal}
-    before, after = options_of(flags, scale, q.shape[-1], window, softcap)
-    middle = []
-    if lengths is not None:
-        check_indices(op, "lengths", lengths, (q.shape[0],))
-        middle, flags["lengths"] = [lengths], True
-    form = Cache(PLAIN, **flags)
-    return attend(form, (q, k, v, *before, *middle, *after), sinks)
+    return _DECODE((q, k, v, lengths, sinks), (scale, causal, window, softcap))  # type: ignore[no-any-return]
 
 
 def _case(b: int, h: int, k: int, queries: int, keys: int, d: int, v: int, why: str = "",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -179,26 +179,31 @@ def _values(form: Cache) -> Any:
 
 
 @cache
-def _combine(name: str, sinks: bool, dtype: mx.Dtype, statistics: bool) -> BodyKernel:
+def _combine(name: str, sinks: bool, dtype: mx.Dtype, queries: int, statistics: bool) -> BodyKernel:
+    """out (B, H, L, V) of L `queries`, and the peak and the total of their scores, if asked for."""
+
+    def shape_of(found: mx.array) -> tuple[int, int, int]:
+        b, kv_heads, rows = found.shape[:3]
+        return b, kv_heads * rows // queries, queries
+
     def plan(chosen: launch.Settings, inputs: Arrays) -> Plan:
         b, kv_heads, rows, splits, d = inputs[0].shape
-        heads = inputs[3].shape[0] if sinks else 1
+        shape = shape_of(inputs[0])
         threads = 1 if launch.is_cpu(chosen) else 32
-        queries = b * kv_heads * rows // max(1, b * heads) if sinks else 1
         return Plan(
             (("T", dtype), ("DV", d), ("TPR", threads)),
             launch.Geometry((), (threads, b * kv_heads * rows, 1), (threads, 1, 1)),
-            ((b, kv_heads, rows, d), *[(b, kv_heads, rows)] * (2 * statistics)),
+            ((*shape, d), *[shape] * (2 * statistics)),
             (dtype, *[mx.float32] * (2 * statistics)),
-            (constant((splits, max(1, queries), heads), mx.int32),),
+            (constant((splits, queries, shape[1]), mx.int32),),
         )
 
     def in_mlx(*inputs: mx.array) -> Arrays:
         found, peak, weight, *sink = inputs
+        shape = shape_of(found)
         most = mx.max(peak, axis=-1, keepdims=True)
         if sinks:
             one = sink[0].astype(mx.float32)
-            queries = found.shape[1] * found.shape[2] // one.shape[0]
             one = mx.repeat(one, queries).reshape(*found.shape[1:3], 1)
             most = mx.maximum(most, one)
         most = mx.stop_gradient(most)
@@ -209,38 +214,35 @@ def _combine(name: str, sinks: bool, dtype: mx.Dtype, statistics: bool) -> BodyK
         # A query without scores is NaN, and has the gradient 0.
         none = total == 0.0
         out = (by[..., None] * found).sum(axis=-2) / mx.where(none, 1.0, total)
-        out = mx.where(none, mx.nan, out).astype(dtype)
-        return (out, most.squeeze(-1), total.squeeze(-1))[: 3 if statistics else 1]
+        out = mx.where(none, mx.nan, out).astype(dtype).reshape(*shape, found.shape[-1])
+        return (out, most.reshape(shape), total.reshape(shape))[: 3 if statistics else 1]
 
     return BodyKernel(
         combine(name, sinks, statistics), plan, in_mlx, dynamic=refuses_any_shape(name)
     )
 
 
-def attend(
-    form: Cache, inputs: Sequence[mx.array], sinks: mx.array | None, bits: int = 0, group: int = 0
-) -> mx.array:
-    """The op on the inputs that the form names."""
-    q = inputs[0]
-    if q.size == 0 and not cpu.any_shape(tuple(inputs)):
-        v = inputs[form.inputs.index("v")]
-        return mx.zeros((*q.shape[:3], v.shape[-1] * 8 // bits if bits else v.shape[-1]), q.dtype)
-    found = _spans(form, bits, group, runs_on_cpu())(*inputs)
-    some = () if sinks is None else (sinks,)
-    out = _combine(NAMES[form.kind], sinks is not None, q.dtype, False)(*found, *some)
-    return out.reshape(*q.shape[:3], out.shape[-1])  # type: ignore[no-any-return]
-
-
-def attend_with_statistics(
-    form: Cache, inputs: Sequence[mx.array], sinks: mx.array | None
-) -> Arrays:
-    """out, and the peak and the total of each query's scores."""
-    q = inputs[0]
-    found = _spans(form, 0, 0, runs_on_cpu())(*inputs)
-    some = () if sinks is None else (sinks,)
-    out, *rest = _combine(NAMES[form.kind], sinks is not None, q.dtype, True)(*found, *some)
-    peak, weight = (x.reshape(q.shape[:3]) for x in rest)
-    return out.reshape(*q.shape[:3], out.shape[-1]), peak, weight
+def attending(
+    form: Cache,
+    arrays: Arrays,
+    width: int,
+    sinks: bool,
+    bits: int = 0,
+    group: int = 0,
+    statistics: bool = False,
+) -> Callable[..., Any]:
+    """How the op is computed of arrays of these shapes and dtypes, q the first of them: a function
+    of the inputs that the form names, and of the sinks, if any. It returns out, of rows of `width`
+    values, or with `statistics` also the peak and the total of each query's scores."""
+    q = arrays[0]
+    shape, dtype = (*q.shape[:3], width), q.dtype
+    if q.size == 0 and not cpu.any_shape(arrays):
+        return lambda inputs, sinks: mx.zeros(shape, dtype)
+    in_spans = _spans(form, bits, group, runs_on_cpu())
+    combined = _combine(NAMES[form.kind], sinks, dtype, q.shape[2], statistics)
+    if sinks:
+        return lambda inputs, sinks: combined(*in_spans(*inputs), sinks)
+    return lambda inputs, sinks: combined(*in_spans(*inputs))
 
 
 # ---- in plain MLX -------------------------------------------------------------------------------
@@ -327,33 +329,37 @@ def _dense(form: Cache, named: dict[str, mx.array], bits: int, xp: Any) -> tuple
 # ---- what the ops share --------------------------------------------------------------------------
 
 
-def options_of(
+def numbers_of(
     form: dict[str, Any], scale: float | None, d: int, window: int | None, softcap: float | None
-) -> tuple[list[mx.array], list[mx.array]]:
-    """What goes before and after the lengths, and the form's flags."""
+) -> tuple[mx.array, Arrays]:
+    """The scale, and what comes after the lengths; sets the form's flags of that."""
     form["window"], form["softcap"] = window is not None, softcap is not None
     after = [] if window is None else [scalar(window)]
     if softcap is not None:
         after.append(scalar(float(softcap)))
-    return [scalar(float(d**-0.5 if scale is None else scale))], after
+    return scalar(float(d**-0.5 if scale is None else scale)), tuple(after)
 
 
 def check_indices(op: str, name: str, x: Any, shape: tuple[int | None, ...]) -> None:
     """Raises unless `x` has integers in a shape of which None may be any size."""
     check_array(op, name, x, INDICES)
-    fits = x.ndim == len(shape) and all(n in (None, m) for n, m in zip(shape, x.shape, strict=True))
+    given = tuple(x.shape)
+    fits = given == shape or (
+        len(given) == len(shape) and all(n in (None, m) for n, m in zip(shape, given, strict=True))
+    )
     if not fits:
         text = ", ".join("N" if n is None else str(n) for n in shape)
         text += "," if len(shape) == 1 else ""
-        raise ValueError(f"[{op}] '{name}' must have shape ({text}) but got {tuple(x.shape)}.")
+        raise ValueError(f"[{op}] '{name}' must have shape ({text}) but got {given}.")
 
 
 def same_dtype(op: str, q: mx.array, **others: mx.array) -> None:
     """Raises unless all have q's dtype."""
+    dtype = q.dtype
     for name, x in others.items():
-        if x.dtype != q.dtype:
+        if x.dtype != dtype:
             raise ValueError(
-                f"[{op}] '{name}' must have q's dtype {dtype_name(q.dtype)} but got "
+                f"[{op}] '{name}' must have q's dtype {dtype_name(dtype)} but got "
                 f"{dtype_name(x.dtype)}."
             )
 

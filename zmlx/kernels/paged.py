@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from ..arguments import FLOATING, INDICES, Argument, check_array
 from ..registry import Case, Op, register
+from ..remembered import Remembered, Way
 from .attention import check_options
 from .decode import decode_attention_reference
 from .decode_cache import NAMES, PAGED, Cache
@@ -20,9 +21,9 @@ from .decode_launch import (
     OPTIONS,
     SHAPELESS,
     SINKS,
-    attend,
+    attending,
     check_indices,
-    options_of,
+    numbers_of,
     paged_dense,
     same_dtype,
 )
@@ -39,6 +40,44 @@ def paged_attention_reference(
         q, k, v, context_lens, sinks, scale=scale, causal=causal, window=window, softcap=softcap,
         xp=xp,
     )  # fmt: skip
+
+
+def _paged(
+    q: mx.array, k_cache: mx.array, v_cache: mx.array, block_table: mx.array,
+    context_lens: mx.array, sinks: mx.array | None, scale: float | None, causal: bool,
+    window: int | None, softcap: float | None,
+) -> Way:  # fmt: skip
+    op = NAMES[PAGED]
+    for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
+        check_array(op, name, x, FLOATING)
+        if x.ndim != 4:
+            raise ValueError(f"[{op}] '{name}' must have 4 axes but got {tuple(x.shape)}.")
+    same_dtype(op, q, k_cache=k_cache, v_cache=v_cache)
+    b, h, _, d = q.shape
+    kv = k_cache.shape[2]
+    if k_cache.shape[3] != d or k_cache.shape[1] == 0 or kv == 0 or h % kv:
+        raise ValueError(
+            f"[{op}] 'k_cache' must have shape (blocks, size, K, {d}) where K divides {h} but got "
+            f"{tuple(k_cache.shape)}."
+        )
+    if v_cache.shape[:3] != k_cache.shape[:3]:
+        raise ValueError(
+            f"[{op}] 'v_cache' must have shape {tuple(k_cache.shape[:3])} and V but got "
+            f"{tuple(v_cache.shape)}."
+        )
+    check_indices(op, "block_table", block_table, (b, None))
+    check_indices(op, "context_lens", context_lens, (b,))
+    window = check_options(op, q, scale, causal, window, softcap, sinks)
+    flags: dict[str, Any] = {"causal": causal, "lengths": True}
+    factor, after = numbers_of(flags, scale, d, window, softcap)
+    arrays = (q, k_cache, v_cache, block_table, context_lens)
+    run = attending(Cache(PAGED, **flags), arrays, v_cache.shape[-1], sinks is not None)
+    return lambda q, k, v, table, lengths, sinks: run(
+        (q, k, v, factor, table, lengths, *after), sinks
+    )
+
+
+_PAGED = Remembered(_paged)
 
 
 def paged_attention(
@@ -73,31 +112,8 @@ def paged_attention(
 
     Kwon et al. 2023, arXiv:2309.06180.
     """
-    op = NAMES[PAGED]
-    for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
-        check_array(op, name, x, FLOATING)
-        if x.ndim != 4:
-            raise ValueError(f"[{op}] '{name}' must have 4 axes but got {tuple(x.shape)}.")
-    same_dtype(op, q, k_cache=k_cache, v_cache=v_cache)
-    b, h, _, d = q.shape
-    kv = k_cache.shape[2]
-    if k_cache.shape[3] != d or k_cache.shape[1] == 0 or kv == 0 or h % kv:
-        raise ValueError(
-            f"[{op}] 'k_cache' must have shape (blocks, size, K, {d}) where K divides {h} but got "
-            f"{tuple(k_cache.shape)}."
-        )
-    if v_cache.shape[:3] != k_cache.shape[:3]:
-        raise ValueError(
-            f"[{op}] 'v_cache' must have shape {tuple(k_cache.shape[:3])} and V but got "
-            f"{tuple(v_cache.shape)}."
-        )
-    check_indices(op, "block_table", block_table, (b, None))
-    check_indices(op, "context_lens", context_lens, (b,))
-    window = check_options(op, q, scale, causal, window, softcap, sinks)
-    flags: dict[str, Any] = {"causal": causal, "lengths": True}
-    before, after = options_of(flags, scale, d, window, softcap)
-    inputs = (q, k_cache, v_cache, *before, block_table, context_lens, *after)
-    return attend(Cache(PAGED, **flags), inputs, sinks)
+    arrays = (q, k_cache, v_cache, block_table, context_lens, sinks)
+    return _PAGED(arrays, (scale, causal, window, softcap))  # type: ignore[no-any-return]
 
 
 def _paged_case(b: int, h: int, k: int, queries: int, blocks: int, size: int, d: int, why: str = "",

@@ -15,6 +15,9 @@ import numpy as np
 
 from ..arguments import INDICES, Argument, check_array, check_integer
 from ..registry import Case, Op, Option, register
+from ..remembered import Remembered, Way
+from ..targets import cpu
+from ..transforms import Arrays
 from .attention import check_options
 from .decode import decode_attention_reference
 from .decode_cache import NAMES, QUANTIZED, Cache
@@ -23,10 +26,10 @@ from .decode_launch import (
     PAPER,
     SHAPELESS,
     SINKS,
-    attend,
+    attending,
     check_indices,
     draw_lengths,
-    options_of,
+    numbers_of,
     unpacked,
 )
 
@@ -44,37 +47,20 @@ def quantized_attention_reference(
     )  # fmt: skip
 
 
-def quantized_attention(
-    q: mx.array,
-    k: mx.array,
-    k_scales: mx.array,
-    k_biases: mx.array,
-    v: mx.array,
-    v_scales: mx.array,
-    v_biases: mx.array,
-    lengths: mx.array | None = None,
-    sinks: mx.array | None = None,
-    *,
-    bits: int = 8,
-    scale: float | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    softcap: float | None = None,
-) -> mx.array:
-    """`decode_attention` over keys and values that `mx.quantize` packed, which are not expanded.
+def _bytes(words: mx.array) -> mx.array:
+    return words.view(mx.uint8)
 
-    Args:
-        q: (B, H, L, D) in float32, float16 or bfloat16; D is a multiple of 32.
-        k, k_scales, k_biases: `mx.quantize(keys, group_size, bits)` of keys (B, K, S, D).
-        v, v_scales, v_biases: the same of values (B, K, S, V), with the same group size. D and V
-            are at most 8192.
-        bits: 4 or 8.
-        lengths, sinks, scale, causal, window, softcap: as in `decode_attention`.
 
-    Returns:
-        (B, H, L, V) in q's dtype. Gradients are those of plain MLX, for q, scales, biases and
-        sinks.
-    """
+def _traced_bytes(words: mx.array) -> mx.array:
+    # MLX's view has no gradient, not even the zeros of an integer.
+    return mx.stop_gradient(words).view(mx.uint8)
+
+
+def _quantized(
+    q: mx.array, k: mx.array, k_scales: mx.array, k_biases: mx.array, v: mx.array,
+    v_scales: mx.array, v_biases: mx.array, lengths: mx.array | None, sinks: mx.array | None,
+    bits: int, scale: float | None, causal: bool, window: int | None, softcap: float | None,
+) -> Way:  # fmt: skip
     op = NAMES[QUANTIZED]
     check_array(op, "q", q)
     if q.ndim != 4:
@@ -120,18 +106,63 @@ def quantized_attention(
             f"[{op}] 'v_scales' must have k's group size {groups[0]} but got {groups}."
         )
     window = check_options(op, q, scale, causal, window, softcap, sinks)
-    flags: dict[str, Any] = {"causal": causal}
-    before, after = options_of(flags, scale, d, window, softcap)
-    middle = []
+    flags: dict[str, Any] = {"causal": causal, "lengths": lengths is not None}
+    factor, after = numbers_of(flags, scale, d, window, softcap)
+    arrays: Arrays = (q, k, k_scales, k_biases, v, v_scales, v_biases)
     if lengths is not None:
         check_indices(op, "lengths", lengths, (b,))
-        middle, flags["lengths"] = [lengths], True
-    # MLX's view has no gradient, not even the zeros of an integer.
-    k_bytes, v_bytes = (mx.stop_gradient(words).view(mx.uint8) for words in (k, v))
-    inputs = (
-        q, k_bytes, k_scales, k_biases, v_bytes, v_scales, v_biases, *before, *middle, *after,
-    )  # fmt: skip
-    return attend(Cache(QUANTIZED, bits, **flags), inputs, sinks, bits, groups[0])
+        arrays = (*arrays, lengths)
+    form = Cache(QUANTIZED, bits, **flags)
+    run = attending(form, arrays, v.shape[-1] * 32 // bits, sinks is not None, bits, groups[0])
+    as_bytes = _traced_bytes if cpu.maybe_tracing((k, v)) else _bytes
+
+    def way(
+        q: mx.array, k: mx.array, k_scales: mx.array, k_biases: mx.array, v: mx.array,
+        v_scales: mx.array, v_biases: mx.array, lengths: mx.array | None, sinks: mx.array | None,
+    ) -> Any:  # fmt: skip
+        middle = () if lengths is None else (lengths,)
+        cached = (as_bytes(k), k_scales, k_biases, as_bytes(v), v_scales, v_biases)
+        return run((q, *cached, factor, *middle, *after), sinks)
+
+    return way
+
+
+_QUANTIZED = Remembered(_quantized)
+
+
+def quantized_attention(
+    q: mx.array,
+    k: mx.array,
+    k_scales: mx.array,
+    k_biases: mx.array,
+    v: mx.array,
+    v_scales: mx.array,
+    v_biases: mx.array,
+    lengths: mx.array | None = None,
+    sinks: mx.array | None = None,
+    *,
+    bits: int = 8,
+    scale: float | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> mx.array:
+    """`decode_attention` over keys and values that `mx.quantize` packed, which are not expanded.
+
+    Args:
+        q: (B, H, L, D) in float32, float16 or bfloat16; D is a multiple of 32.
+        k, k_scales, k_biases: `mx.quantize(keys, group_size, bits)` of keys (B, K, S, D).
+        v, v_scales, v_biases: the same of values (B, K, S, V), with the same group size. D and V
+            are at most 8192.
+        bits: 4 or 8.
+        lengths, sinks, scale, causal, window, softcap: as in `decode_attention`.
+
+    Returns:
+        (B, H, L, V) in q's dtype. Gradients are those of plain MLX, for q, scales, biases and
+        sinks.
+    """
+    arrays = (q, k, k_scales, k_biases, v, v_scales, v_biases, lengths, sinks)
+    return _QUANTIZED(arrays, (bits, scale, causal, window, softcap))  # type: ignore[no-any-return]
 
 
 def _pack(bits: int, part: int) -> Any:

@@ -24,9 +24,11 @@ from ..body import BodyKernel, Plan, constant
 from ..metal import KernelSpec, scalar
 from ..msl import header_for
 from ..registry import Case, Op, Option, register
+from ..remembered import Remembered, Way
+from ..targets import cpu
 from ..transforms import Arrays, refuses_any_shape
 from .attention import check_options
-from .attention_launch import attend
+from .attention_launch import attending
 from .attention_plain import DROPPED, product, softmax_of
 from .attention_text import Form
 
@@ -217,6 +219,72 @@ def varlen_attention_reference(
     return (out, (peak + xp.log(total))[0, ..., 0]) if return_lse else out
 
 
+def _varlen(
+    q: mx.array, k: mx.array, v: mx.array, cu_seqlens_q: mx.array, cu_seqlens_k: mx.array,
+    sinks: mx.array | None, scale: float | None, causal: bool, window: int | None,
+    softcap: float | None, return_lse: bool,
+) -> Way:  # fmt: skip
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_array(_OP, name, x)
+        if x.ndim != 3:
+            raise ValueError(f"[{_OP}] '{name}' must have 3 axes but got {tuple(x.shape)}.")
+    if k.shape[2] != q.shape[2]:
+        raise ValueError(
+            f"[{_OP}] 'k' must have shape (K, S, {q.shape[2]}) but got {tuple(k.shape)}."
+        )
+    if (k.shape[0] == 0 and q.shape[0]) or (k.shape[0] and q.shape[0] % k.shape[0]):
+        raise ValueError(
+            f"[{_OP}] 'k' must have a number of heads that divides the {q.shape[0]} of 'q' but got "
+            f"{k.shape[0]}."
+        )
+    if v.shape[:2] != k.shape[:2]:
+        raise ValueError(
+            f"[{_OP}] 'v' must have shape ({k.shape[0]}, {k.shape[1]}, V) but got {tuple(v.shape)}."
+        )
+    for name, cu in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        check_array(_OP, name, cu, INDICES)
+        if cu.ndim != 1 or cu.shape[0] < 2:
+            raise ValueError(
+                f"[{_OP}] '{name}' must have shape (sequences + 1,) but got {tuple(cu.shape)}."
+            )
+    if cu_seqlens_k.shape != cu_seqlens_q.shape:
+        raise ValueError(
+            f"[{_OP}] 'cu_seqlens_k' must have shape {tuple(cu_seqlens_q.shape)} but got "
+            f"{tuple(cu_seqlens_k.shape)}."
+        )
+    window = check_options(_OP, q, scale, causal, window, softcap, sinks)
+    check_flag(_OP, "return_lse", return_lse)
+    dtype = None if q.dtype == k.dtype == v.dtype else mx.result_type(q, k, v)
+    rule = constant((int(causal), 0 if window is None else window), mx.int32)
+    factor = scalar(float(q.shape[-1] ** -0.5 if scale is None else scale))
+    cap = () if softcap is None else (scalar(float(softcap)),)
+    arrays: Arrays = (q if dtype is None else q.astype(dtype), k, v, cu_seqlens_q, cu_seqlens_k)
+    if sinks is not None:
+        arrays = (*arrays, sinks)
+    is_traced = cpu.maybe_tracing(arrays)
+    form = Form(softcap=softcap is not None, sinks=sinks is not None, spans=True)
+    run = attending(form, arrays, return_lse)
+
+    def way(
+        q: mx.array, k: mx.array, v: mx.array, cu_q: mx.array, cu_k: mx.array,
+        sinks: mx.array | None,
+    ) -> Any:  # fmt: skip
+        if dtype is not None:
+            q, k, v = q.astype(dtype), k.astype(dtype), v.astype(dtype)
+        # Shapes alone matter of q and k here; a gradient has no business with integers.
+        some = (mx.stop_gradient(q), mx.stop_gradient(k)) if is_traced else (q, k)
+        spans = _spans(*some, cu_q, cu_k, rule)
+        before = () if sinks is None else (sinks,)
+        result = run(q[None], k[None], v[None], factor, *before, *cap, *spans)
+        # Not x[0]: MLX's gradient of that divides by 0 under a vmap over nothing.
+        return tuple(x.squeeze(0) for x in result) if return_lse else result.squeeze(0)
+
+    return way
+
+
+_VARLEN = Remembered(_varlen)
+
+
 def varlen_attention(
     q: mx.array,
     k: mx.array,
@@ -249,53 +317,8 @@ def varlen_attention(
 
     As flash-attention's variable-length interface (Dao et al. 2022, arXiv:2205.14135).
     """
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        check_array(_OP, name, x)
-        if x.ndim != 3:
-            raise ValueError(f"[{_OP}] '{name}' must have 3 axes but got {tuple(x.shape)}.")
-    if k.shape[2] != q.shape[2]:
-        raise ValueError(
-            f"[{_OP}] 'k' must have shape (K, S, {q.shape[2]}) but got {tuple(k.shape)}."
-        )
-    if (k.shape[0] == 0 and q.shape[0]) or (k.shape[0] and q.shape[0] % k.shape[0]):
-        raise ValueError(
-            f"[{_OP}] 'k' must have a number of heads that divides the {q.shape[0]} of 'q' but got "
-            f"{k.shape[0]}."
-        )
-    if v.shape[:2] != k.shape[:2]:
-        raise ValueError(
-            f"[{_OP}] 'v' must have shape ({k.shape[0]}, {k.shape[1]}, V) but got {tuple(v.shape)}."
-        )
-    for name, cu in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        check_array(_OP, name, cu, INDICES)
-        if cu.ndim != 1 or cu.shape[0] < 2:
-            raise ValueError(
-                f"[{_OP}] '{name}' must have shape (sequences + 1,) but got {tuple(cu.shape)}."
-            )
-    if cu_seqlens_k.shape != cu_seqlens_q.shape:
-        raise ValueError(
-            f"[{_OP}] 'cu_seqlens_k' must have shape {tuple(cu_seqlens_q.shape)} but got "
-            f"{tuple(cu_seqlens_k.shape)}."
-        )
-    window = check_options(_OP, q, scale, causal, window, softcap, sinks)
-    check_flag(_OP, "return_lse", return_lse)
-    if not q.dtype == k.dtype == v.dtype:
-        dtype = mx.result_type(q, k, v)
-        q, k, v = q.astype(dtype), k.astype(dtype), v.astype(dtype)
-    rule = constant((int(causal), 0 if window is None else window), mx.int32)
-    # Shapes alone matter of q and k here; a gradient has no business with integers.
-    some = (mx.stop_gradient(q), mx.stop_gradient(k))
-    spans = _spans(*some, cu_seqlens_q, cu_seqlens_k, rule)
-    inputs = [q[None], k[None], v[None]]
-    inputs.append(scalar(float(q.shape[-1] ** -0.5 if scale is None else scale)))
-    if sinks is not None:
-        inputs.append(sinks)
-    if softcap is not None:
-        inputs.append(scalar(float(softcap)))
-    form = Form(softcap=softcap is not None, sinks=sinks is not None, spans=True)
-    result = attend(form, (*inputs, *spans), return_lse)
-    # Not x[0]: MLX's gradient of that divides by 0 under a vmap over nothing.
-    return tuple(x.squeeze(0) for x in result) if return_lse else result.squeeze(0)
+    arrays = (q, k, v, cu_seqlens_q, cu_seqlens_k, sinks)
+    return _VARLEN(arrays, (scale, causal, window, softcap, return_lse))
 
 
 def _cuts(size: str) -> Any:
