@@ -80,7 +80,12 @@ def _tiling(chosen: launch.Settings, form: Form, inputs: Arrays) -> tiles.Tiling
 
 def fits(width: int, value_width: int) -> bool:
     """Whether the tiles of the kernels have room for queries and values of these widths."""
-    return tiles.tiling(launch.settings(), width, value_width, longest=1) is not None
+    return _fits(launch.settings(), width, value_width)
+
+
+@cache
+def _fits(chosen: launch.Settings, width: int, value_width: int) -> bool:
+    return tiles.tiling(chosen, width, value_width, longest=1) is not None
 
 
 def _count(n: int, tile: int) -> int:
