@@ -119,6 +119,11 @@ def _attention(
     if softcap is not None:
         after = (*after, scalar(float(softcap)))
     dtype = None if q.dtype == k.dtype == v.dtype else mx.result_type(q, k, v)
+    form = Form(kind, causal, window is not None, softcap is not None, sinks is not None)
+    given = tuple([x for x in (mask, sinks) if x is not None])
+    run = attending(form, (q if dtype is None else q.astype(dtype), k, v, *given), return_lse)
+    if dtype is None and mask is None and sinks is None:
+        return lambda q, k, v, mask, sinks: run(q, k, v, factor, *after)
 
     def inputs_of(
         q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None, sinks: mx.array | None
@@ -132,11 +137,6 @@ def _attention(
             given = (*given, sinks)
         return (q, k, v, factor, *given, *after)
 
-    form = Form(kind, causal, window is not None, softcap is not None, sinks is not None)
-    given = tuple([x for x in (mask, sinks) if x is not None])
-    run = attending(form, (q if dtype is None else q.astype(dtype), k, v, *given), return_lse)
-    if dtype is None and mask is None and sinks is None:
-        return lambda q, k, v, mask, sinks: run(q, k, v, factor, *after)
     return lambda *arrays: run(*inputs_of(*arrays))
 
 

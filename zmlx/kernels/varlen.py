@@ -228,19 +228,16 @@ def _varlen(
         check_array(_OP, name, x)
         if x.ndim != 3:
             raise ValueError(f"[{_OP}] '{name}' must have 3 axes but got {tuple(x.shape)}.")
-    if k.shape[2] != q.shape[2]:
+    heads, _, d = q.shape
+    kv, keys, width = k.shape
+    if width != d:
+        raise ValueError(f"[{_OP}] 'k' must have shape (K, S, {d}) but got {tuple(k.shape)}.")
+    if (kv == 0 and heads) or (kv and heads % kv):
         raise ValueError(
-            f"[{_OP}] 'k' must have shape (K, S, {q.shape[2]}) but got {tuple(k.shape)}."
+            f"[{_OP}] 'k' must have a number of heads that divides the {heads} of 'q' but got {kv}."
         )
-    if (k.shape[0] == 0 and q.shape[0]) or (k.shape[0] and q.shape[0] % k.shape[0]):
-        raise ValueError(
-            f"[{_OP}] 'k' must have a number of heads that divides the {q.shape[0]} of 'q' but got "
-            f"{k.shape[0]}."
-        )
-    if v.shape[:2] != k.shape[:2]:
-        raise ValueError(
-            f"[{_OP}] 'v' must have shape ({k.shape[0]}, {k.shape[1]}, V) but got {tuple(v.shape)}."
-        )
+    if tuple(v.shape[:2]) != (kv, keys):
+        raise ValueError(f"[{_OP}] 'v' must have shape ({kv}, {keys}, V) but got {tuple(v.shape)}.")
     for name, cu in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         check_array(_OP, name, cu, INDICES)
         if cu.ndim != 1 or cu.shape[0] < 2:
@@ -256,7 +253,7 @@ def _varlen(
     check_flag(_OP, "return_lse", return_lse)
     dtype = None if q.dtype == k.dtype == v.dtype else mx.result_type(q, k, v)
     rule = constant((int(causal), 0 if window is None else window), mx.int32)
-    factor = scalar(float(q.shape[-1] ** -0.5 if scale is None else scale))
+    factor = scalar(float(d**-0.5 if scale is None else scale))
     cap = () if softcap is None else (scalar(float(softcap)),)
     arrays: Arrays = (q if dtype is None else q.astype(dtype), k, v, cu_seqlens_q, cu_seqlens_k)
     if sinks is not None:
