@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import weakref
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -426,3 +427,64 @@ def test_a_new_number_compiles_nothing():
     before = metal.statistics()["compiles"]
     run(0.2, 2e-3, 30.0, -100)
     assert metal.statistics()["compiles"] == before
+
+
+ALONE = (
+    {},
+    {"axis": 0},
+    {"label_smoothing": 0.3},
+    {"z_loss": 0.1},
+    {"softcap": 2.0},
+    {"reduction": "sum"},
+    {"reduction": "none"},
+    {"ignore_index": 1},
+    {"ignore_index": 2},
+)
+
+
+@pytest.mark.parametrize("kind", ["classes", "weighted", "probabilities"])
+def test_a_repeated_call_is_right_for_other_values_and_options(kind):
+    for options in ALONE[:-2] if kind == "probabilities" else ALONE:
+        found = []
+        for seed in range(3):
+            logits, targets, weights = problem(seed, 7, 7)
+            targets[1:3] = mx.array([1, 2])
+            if kind == "probabilities":
+                targets = mx.softmax(mx.random.normal((7, 7), key=mx.random.key(seed)), axis=-1)
+            arrays = (logits, targets, weights) if kind == "weighted" else (logits, targets)
+            loss = cross_entropy(*arrays, **options)
+            plain = cross_entropy_reference(*arrays, **options)
+            np.testing.assert_allclose(np.array(loss), np.array(plain), rtol=2e-5, atol=1e-6)
+            assert mx.array_equal(cross_entropy(*arrays, **options, return_lse=True)[0], loss)
+            assert not options or not mx.array_equal(cross_entropy(*arrays), loss)
+            found.append(loss)
+        assert not mx.array_equal(found[0], found[1])
+
+
+def test_a_bad_call_raises_after_a_good_one():
+    logits, targets, weights = problem(4, 5, 6)
+    for _ in range(2):
+        cross_entropy(logits, targets, weights, axis=1, label_smoothing=0.0)
+        for options, message in (
+            ({"axis": True}, r"'axis' must be an int"),
+            ({"axis": 2}, r"'axis' must be in"),
+            ({"label_smoothing": False}, r"'label_smoothing' must be"),
+            ({"reduction": "max"}, r"'reduction' must be"),
+            ({"return_lse": 0}, r"'return_lse' must be"),
+            ({"ignore_index": 1.0}, r"'ignore_index' must be"),
+        ):
+            with pytest.raises((TypeError, ValueError), match=rf"\[cross_entropy\] {message}"):
+                cross_entropy(logits, targets, weights, **options)
+        with pytest.raises(ValueError, match=r"\[cross_entropy\] 'targets' must have shape"):
+            cross_entropy(logits, targets[:3])
+        with pytest.raises(TypeError, match=r"\[cross_entropy\] 'targets' must be an mx.array"):
+            cross_entropy(logits, targets.tolist())
+
+
+def test_no_array_of_a_call_is_kept():
+    arrays = problem(6, 9, 11)
+    kept = [weakref.ref(x) for x in arrays]
+    for options in ({}, {"axis": 1, "ignore_index": 2, "reduction": "none"}):
+        mx.eval(cross_entropy(*arrays, **options))
+    del arrays
+    assert [x() for x in kept] == [None] * 3

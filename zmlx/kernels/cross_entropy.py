@@ -13,6 +13,7 @@ backward needs no reduction.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -30,6 +31,7 @@ from ..arguments import (
 from ..launch import settings
 from ..metal import scalar
 from ..registry import Case, Op, Option, register
+from ..remembered import Remembered, Way
 from ..targets import cpu
 from ..transforms import Arrays
 from .cross_entropy_kernels import LOGITS, PROBABILITIES, TARGETS, Terms, forward
@@ -148,6 +150,89 @@ def _of_no_classes(
 # ---- op -----------------------------------------------------------------------------------------
 
 
+def _cross_entropy(
+    logits: mx.array,
+    targets: mx.array,
+    class_weights: mx.array | None,
+    axis: int,
+    ignore_index: int | None,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    reduction: str,
+    return_lse: bool,
+) -> Way:
+    op = "cross_entropy"
+    check_reduction(op, reduction)
+    check_flag(op, "return_lse", return_lse)
+    on, values = numbers(op, label_smoothing, z_loss, softcap)
+    ignore = ignored_index(op, ignore_index)
+    moved = False
+    if type(axis) is not int or axis != -1:
+        check_array(op, "logits", logits)
+        axis = check_axis(op, logits, axis)
+        moved = axis != logits.ndim - 1
+    for name, x in (("logits", logits), ("targets", targets)):
+        if not isinstance(x, mx.array):
+            check_array(op, name, x)
+    soft = mx.issubdtype(targets.dtype, mx.floating) and targets.ndim == logits.ndim
+    if soft and ignore_index is not None:
+        raise ValueError(
+            f"[{op}] 'ignore_index' must be None for targets that are probabilities but got "
+            f"{ignore_index}."
+        )
+
+    def with_classes_last(logits: mx.array, targets: mx.array) -> tuple[mx.array, mx.array]:
+        if not moved:
+            return logits, targets
+        logits = mx.moveaxis(logits, axis, -1)
+        return logits, mx.moveaxis(targets, axis, -1) if soft else targets
+
+    dtype, weighted = logits.dtype, class_weights is not None
+    target = settings().target
+    rows = with_classes_last(logits, targets)
+    none = rows[0].shape[-1:] == (0,) and not cpu.any_shape(rows)
+    in_mlx = target == "reference" and none
+    declared = (LOGITS, PROBABILITIES if soft else TARGETS)
+    if class_weights is not None:
+        check(op, (*declared, _CLASS_WEIGHTS), (*rows, class_weights))
+    elif in_mlx:
+        check(op, declared, rows)
+    terms = Terms(soft, weighted, twice=target == "cpu", **on)
+    losses: Callable[..., Any] = forward(terms, return_lse)
+    if in_mlx:
+
+        def losses(logits: mx.array, targets: mx.array, *_: mx.array) -> Arrays:
+            return _of_no_classes(logits, targets, soft, ignore_index, on["z_loss"])
+
+    def run(logits: mx.array, targets: mx.array, class_weights: mx.array | None) -> Any:
+        logits, targets = with_classes_last(logits, targets)
+        inputs = [logits, targets] if soft else [logits, targets, ignore]
+        row_weights = None
+        if class_weights is not None:
+            class_weights = mx.stop_gradient(class_weights.astype(mx.float32))
+            if not soft:
+                row_weights = weights_of_rows(class_weights, targets, ignore)
+                inputs.append(row_weights)
+            if soft or on["smoothed"]:
+                inputs.append(class_weights)
+                if not soft:
+                    inputs.append(class_weights.sum())
+        result = losses(*inputs, *values)
+        loss = result[0] if isinstance(result, tuple) else result
+        counts = None
+        if reduction == "mean":
+            some = None if ignore_index is None else ignore
+            counts = counting_weights(targets, some, row_weights)
+        loss = reduced(loss, reduction, counts).astype(dtype)
+        return (loss, result[1]) if return_lse else loss
+
+    return run
+
+
+_CROSS_ENTROPY = Remembered(_cross_entropy)
+
+
 def cross_entropy(
     logits: mx.array,
     targets: mx.array,
@@ -190,55 +275,10 @@ def cross_entropy(
         The loss in the dtype of the logits, reduced in float32; with `return_lse` a tuple. Gradient
         for the logits, and for probabilities, through both results.
     """
-    op = "cross_entropy"
-    check_reduction(op, reduction)
-    check_flag(op, "return_lse", return_lse)
-    on, values = numbers(op, label_smoothing, z_loss, softcap)
-    ignore = ignored_index(op, ignore_index)
-    if type(axis) is not int or axis != -1:
-        check_array(op, "logits", logits)
-        axis = check_axis(op, logits, axis)
-        if axis != logits.ndim - 1:
-            logits = mx.moveaxis(logits, axis, -1)
-    for name, x in (("logits", logits), ("targets", targets)):
-        if not isinstance(x, mx.array):
-            check_array(op, name, x)
-    soft = mx.issubdtype(targets.dtype, mx.floating) and targets.ndim == logits.ndim
-    if soft and axis not in (-1, logits.ndim - 1):
-        targets = mx.moveaxis(targets, axis, -1)
-    if soft and ignore_index is not None:
-        raise ValueError(
-            f"[{op}] 'ignore_index' must be None for targets that are probabilities but got "
-            f"{ignore_index}."
-        )
-    inputs = [logits, targets] if soft else [logits, targets, ignore]
-    row_weights = None
-    if class_weights is not None:
-        check(op, (LOGITS, PROBABILITIES if soft else TARGETS, _CLASS_WEIGHTS),
-              (logits, targets, class_weights))  # fmt: skip
-        class_weights = mx.stop_gradient(class_weights.astype(mx.float32))
-        if not soft:
-            row_weights = weights_of_rows(class_weights, targets, ignore)
-            inputs.append(row_weights)
-        if soft or on["smoothed"]:
-            inputs.append(class_weights)
-            if not soft:
-                inputs.append(class_weights.sum())
-    target = settings().target
-    none = logits.shape[-1:] == (0,) and not cpu.any_shape((logits, targets))
-    if target == "reference" and none:
-        check(op, (LOGITS, PROBABILITIES if soft else TARGETS), (logits, targets))
-        result = _of_no_classes(logits, targets, soft, ignore_index, on["z_loss"])
-    else:
-        terms = Terms(soft, class_weights is not None, twice=target == "cpu", **on)
-        result = forward(terms, return_lse)(*inputs, *values)
-    loss = result[0] if isinstance(result, tuple) else result
-    counts = None
-    if reduction == "mean":
-        some = None if ignore_index is None else ignore
-        counts = counting_weights(targets, some, row_weights)
-    loss = reduced(loss, reduction, counts).astype(logits.dtype)
-    return (loss, result[1]) if return_lse else loss
+    return _CROSS_ENTROPY(
+        (logits, targets, class_weights),
+        (axis, ignore_index, label_smoothing, z_loss, softcap, reduction, return_lse),
+    )
 
 
 _CLASS_WEIGHTS = Argument("class_weights", "(V,)", differentiable=False, optional=True)
