@@ -1,5 +1,7 @@
 """What topk promises beyond its registry entry."""
 
+import weakref
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from zmlx import launch, metal
 from zmlx.kernels import topk
 from zmlx.kernels.axes import NUMBERS
+from zmlx.kernels.topk import topk_reference
 
 
 def expected(x, k):
@@ -148,3 +151,31 @@ def test_an_empty_axis():
     with pytest.raises(ValueError, match=r"\[topk\] 'k' must be in \[1, 0\] but got 1"):
         topk(mx.zeros((2, 0)), 1)
     assert topk(mx.zeros((0, 4)), 2)[0].shape == (0, 2)
+
+
+def test_a_repeated_call_is_right_for_other_values_and_options():
+    for seed in range(3):
+        x = mx.random.normal((6, 6), key=mx.random.key(seed))
+        for k, axis in ((2, -1), (2, 0), (2, None), (3, -1)):
+            for got, want in zip(topk(x, k, axis), topk_reference(x, k, axis), strict=True):
+                assert mx.array_equal(got, want)
+
+
+@pytest.mark.on_cpu
+def test_a_bad_call_raises_after_a_good_one_that_equals_it():
+    x = mx.random.normal((4, 5))
+    for _ in range(2):
+        topk(x, 1, 1)
+        for k, axis in ((True, 1), (1.0, 1), (1, True), (1, 1.0), (1, (1,))):
+            with pytest.raises(TypeError, match=r"\[topk\] '(k|axis)' must be an int"):
+                topk(x, k, axis)
+        with pytest.raises(ValueError, match=r"\[topk\] 'k' must be in \[1, 4\] but got 5"):
+            topk(x, 5, 0)
+
+
+def test_no_array_of_a_call_is_kept():
+    x = mx.random.normal((7, 9))
+    kept = weakref.ref(x)
+    mx.eval(topk(x, 3), topk(x, 3, 0), topk(x, 3, None))
+    del x
+    assert kept() is None

@@ -20,7 +20,7 @@ gradient writes dx once: dy at the indices, 0 elsewhere.
 
 from __future__ import annotations
 
-from functools import partial, update_wrapper
+from functools import lru_cache, partial, update_wrapper
 from math import prod
 from typing import Any, cast
 
@@ -28,10 +28,12 @@ import mlx.core as mx
 
 from .. import launch
 from ..arguments import Argument, check_integer
-from ..metal import kernel, scalar
+from ..body import BodyKernel, Plan
+from ..metal import KernelSpec, scalar
 from ..registry import Case, Op, Option, register
+from ..remembered import Remembered, Way
+from ..requests import Template
 from ..targets import cpu
-from ..transforms import Arrays
 from .axes import NUMBERS, named_axes
 
 
@@ -89,13 +91,12 @@ inline uint64_t zmlx_key(int64_t v) {
 }
 """
 
-_TILES = partial(
-    kernel,
+_TILES = KernelSpec(
     name="topk_tiles",
-    input_names=["x", "rows", "length", "tiles", "k", "span"],
-    output_names=["values", "at"],
+    input_names=("x", "rows", "length", "tiles", "k", "span"),
+    output_names=("values", "at"),
     header=_HEADER,
-    source="""
+    body="""
         const uint item = thread_position_in_grid.x
             + thread_position_in_grid.y * threads_per_grid.x;
         if (item >= uint(rows) * uint(tiles)) {
@@ -148,13 +149,12 @@ _TILES = partial(
     """,
 )
 
-_SORTED = partial(
-    kernel,
+_SORTED = KernelSpec(
     name="topk_sorted",
-    input_names=["x", "rows", "length", "tiles", "k", "span"],
-    output_names=["values", "at", "keys", "places"],
+    input_names=("x", "rows", "length", "tiles", "k", "span"),
+    output_names=("values", "at", "keys", "places"),
     header=_HEADER + _KEYS,
-    source="""
+    body="""
         const uint items = uint(rows) * uint(tiles);
         const uint room = uint(span);
         const uint most = min(uint(k), room);
@@ -220,13 +220,12 @@ _SORTED = partial(
     """,
 )
 
-_MERGE = partial(
-    kernel,
+_MERGE = KernelSpec(
     name="topk_merge",
-    input_names=["x", "x_at", "rows", "length", "runs", "kept", "span", "k"],
-    output_names=["values", "at"],
+    input_names=("x", "x_at", "rows", "length", "runs", "kept", "span", "k"),
+    output_names=("values", "at"),
     header=_HEADER,
-    source="""
+    body="""
         const uint stretches = (uint(k) + STRETCH - 1) / STRETCH;
         const uint pairs = (uint(runs) + 1) / 2;
         const uint item = thread_position_in_grid.x
@@ -290,72 +289,77 @@ _COMPARED = {
 }
 _BLOCK = 64
 
-#: Shapes and dtypes.
-Outputs = tuple[tuple[tuple[int, ...], mx.Dtype], ...]
 
-
-def _grid(threads: int, group: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """Grid and group of that many threads, along x and then y."""
+def _grid(threads: int, group: int) -> launch.Geometry:
+    """That many threads, along x and then y."""
     x = min(threads, 1 << 24)
-    return (x, -(-threads // x), 1), (min(group, x), 1, 1)
+    return launch.Geometry((), (x, -(-threads // x), 1), (min(group, x), 1, 1))
 
 
-def _made(make: Any, traced: bool, outputs: Outputs) -> Any:
-    """The kernel; where it is traced, with results that it may be mapped to: MLX maps what a custom
-    function launched along with it, and then takes those of its own rule."""
-    if not traced:
-        return make()
-    return make(reference=lambda *_: tuple(mx.zeros(shape, dtype) for shape, dtype in outputs))
-
-
-def _launches(x: mx.array, k: int, traced: bool) -> tuple[mx.array, mx.array]:
-    """(…, D) to (rows, 1, k), twice. x keeps its shape: MLX's reshape of a transposed array copies
-    it, in ten times the time that a launch takes to."""
-    rows, d = prod(x.shape[:-1]), x.shape[-1]
-    tile, stretch, group, slots = launch.topk(launch.settings(), k, rows, d)
-    compared = _COMPARED.get(x.dtype, mx.float32)
-    types = [("T", x.dtype), ("E", compared)]
+@lru_cache(launch.SHAPES_KEPT)
+def _launches(
+    settings: launch.Settings, shape: tuple[int, ...], dtype: mx.Dtype, k: int
+) -> tuple[BodyKernel, ...]:
+    """What (…, D) takes to (rows, 1, k), twice: a launch on x, and those on what the one before
+    found. x keeps its shape: MLX's reshape of a transposed array copies it, in ten times the time
+    that a launch takes to."""
+    rows, d = prod(shape[:-1]), shape[-1]
+    tile, stretch, group, slots = launch.topk(settings, k, rows, d)
+    compared = _COMPARED.get(dtype, mx.float32)
     runs, kept = -(-d // tile), min(k, tile)
-    given = (x, *(scalar(n) for n in (rows, d, runs, k, tile)))
 
     def launched(
-        make: Any, count: int, template: Any, inputs: Arrays, shape: Any, scratch: Outputs = ()
-    ) -> tuple[mx.array, mx.array]:
-        grid, threadgroup = _grid(count, group)
-        outputs = ((shape, x.dtype), (shape, mx.uint32), *scratch)
-        values, at, *_ = _made(make, traced, outputs)(
-            *inputs, template=[*types, *template], grid=grid,
-            threadgroup=threadgroup, output_shapes=[s for s, _ in outputs],
-            output_dtypes=[t for _, t in outputs],
-        )  # fmt: skip
-        return values, at
+        spec: KernelSpec,
+        threads: int,
+        template: Template,
+        shape: tuple[int, ...],
+        numbers: tuple[int, ...],
+        scratch: tuple[tuple[tuple[int, ...], mx.Dtype], ...] = (),
+    ) -> BodyKernel:
+        outputs = ((shape, dtype), (shape, mx.uint32), *scratch)
+        plan = Plan(
+            template=(("T", dtype), ("E", compared), *template),
+            geometry=_grid(threads, group),
+            shapes=tuple(s for s, _ in outputs),
+            dtypes=tuple(t for _, t in outputs),
+            constants=tuple(scalar(n) for n in numbers),
+        )
+        # MLX maps what a custom function launched along with it, and then takes the results of its
+        # own rule.
+        return BodyKernel(spec, lambda *_: plan, lambda *_: tuple(mx.zeros(*y) for y in outputs))
 
-    shape: tuple[int, ...] = (rows, runs, kept)
+    numbers = (rows, d, runs, k, tile)
     if slots:
         key = mx.uint64 if compared.size == 8 else mx.uint32
-        template: Any = (("KEY", key), ("BITS", 8 * key.size))
         room = (slots, 2, tile)
-        scratch = ((room, key), (room, mx.uint32))
-        values, at = launched(_SORTED, slots, template, given, shape, scratch)
+        first = launched(
+            _SORTED, slots, (("KEY", key), ("BITS", 8 * key.size)), (rows, runs, kept), numbers,
+            ((room, key), (room, mx.uint32)),
+        )  # fmt: skip
     else:
-        values, at = launched(_TILES, rows * runs, (("BLOCK", _BLOCK),), given, shape)
+        first = launched(_TILES, rows * runs, (("BLOCK", _BLOCK),), (rows, runs, kept), numbers)
+    found = [first]
     span = tile
     while runs > 1:
         pairs, longer = -(-runs // 2), min(k, 2 * kept)
-        inputs = (values, at, *(scalar(n) for n in (rows, d, runs, kept, span, longer)))
-        template = (("STRETCH", stretch),)
         threads = rows * pairs * -(-longer // stretch)
-        values, at = launched(_MERGE, threads, template, inputs, (rows, pairs, longer))
+        given = (rows, d, runs, kept, span, longer)
+        found.append(
+            launched(_MERGE, threads, (("STRETCH", stretch),), (rows, pairs, longer), given)
+        )
         runs, kept, span = pairs, longer, 2 * span
-    return values, at
+    return tuple(found)
 
 
-def _over_last(x: mx.array, k: int, traced: bool = False) -> tuple[mx.array, mx.array]:
+def _over_last(x: mx.array, k: int) -> tuple[mx.array, mx.array]:
     """Over the last axis of an array of any shape."""
     shape = (*x.shape[:-1], k)
     if 0 in shape:
         return mx.zeros(shape, x.dtype), mx.zeros(shape, mx.uint32)
-    values, at = _launches(x, k, traced)
+    found: tuple[mx.array, ...] = (x,)
+    for run in _launches(launch.settings(), x.shape, x.dtype, k):
+        found = run(*found)[:2]
+    values, at = found
     return values.reshape(shape), at.reshape(shape)
 
 
@@ -364,7 +368,7 @@ def _traced(x: mx.array, k: int) -> tuple[mx.array, mx.array]:
 
     @mx.custom_function
     def run(x: mx.array) -> Any:
-        return _over_last(x, k, traced=True)
+        return _over_last(x, k)
 
     def one(values: Any) -> mx.array:
         return values if isinstance(values, mx.array) else values[0]
@@ -393,6 +397,35 @@ def _traced(x: mx.array, k: int) -> tuple[mx.array, mx.array]:
 # ---- op -----------------------------------------------------------------------------------------
 
 
+def _topk(x: mx.array, k: int, axis: int | None) -> Way:
+    axes = named_axes("topk", x, axis, several=False)
+    shape = tuple(x.shape) if axis is not None else (x.size,)
+    along = axes[0] if axis is not None else 0
+    count = check_integer("topk", "k", k)
+    d = shape[along]
+    if not 1 <= count <= d:
+        raise ValueError(f"[topk] 'k' must be in [1, {d}] but got {k}.")
+    if d >= 2**31:
+        raise ValueError(f"[topk] 'x' must have an axis shorter than 2^31 but got {d}.")
+    if launch.settings().target == "reference" or cpu.any_shape((x,)):
+        over_last = _plain
+    else:
+        over_last = _traced if cpu.maybe_tracing((x,)) else _over_last
+
+    def run(x: mx.array) -> tuple[mx.array, mx.array]:
+        if axis is None:
+            x = x.flatten()
+        if along == len(shape) - 1:
+            return over_last(x, count)
+        values, at = over_last(mx.moveaxis(x, along, -1), count)
+        return mx.moveaxis(values, -1, along), mx.moveaxis(at, -1, along)
+
+    return run
+
+
+_TOPK = Remembered(_topk)
+
+
 def topk(x: mx.array, k: int, axis: int | None = -1) -> tuple[mx.array, mx.array]:
     """The k largest elements along an axis, in descending order, and where they are.
 
@@ -406,27 +439,7 @@ def topk(x: mx.array, k: int, axis: int | None = -1) -> tuple[mx.array, mx.array
         of the axis. Equal elements are in the order of their indices. NaN counts as larger than
         every number, as in `mx.sort`. Gradient for x, through the values.
     """
-    axes = named_axes("topk", x, axis, several=False)
-    if axis is None:
-        x, axes = x.flatten(), (0,)
-    count = check_integer("topk", "k", k)
-    d = x.shape[axes[0]]
-    if not 1 <= count <= d:
-        raise ValueError(f"[topk] 'k' must be in [1, {d}] but got {k}.")
-    if d >= 2**31:
-        raise ValueError(f"[topk] 'x' must have an axis shorter than 2^31 but got {d}.")
-    last = axes[0] == x.ndim - 1
-    rows = x if last else mx.moveaxis(x, axes[0], -1)
-    if launch.settings().target == "reference" or cpu.any_shape((x,)):
-        found = _plain(rows, count)
-    elif cpu.maybe_tracing((x,)):
-        found = _traced(rows, count)
-    else:
-        found = _over_last(rows, count)
-    values, at = found
-    if last:
-        return values, at
-    return mx.moveaxis(values, -1, axes[0]), mx.moveaxis(at, -1, axes[0])
+    return _TOPK((x,), (k, axis))  # type: ignore[no-any-return]
 
 
 register(
