@@ -167,11 +167,9 @@ def _cross_entropy(
     check_flag(op, "return_lse", return_lse)
     on, values = numbers(op, label_smoothing, z_loss, softcap)
     ignore = ignored_index(op, ignore_index)
-    moved = False
     if type(axis) is not int or axis != -1:
         check_array(op, "logits", logits)
         axis = check_axis(op, logits, axis)
-        moved = axis != logits.ndim - 1
     for name, x in (("logits", logits), ("targets", targets)):
         if not isinstance(x, mx.array):
             check_array(op, name, x)
@@ -181,23 +179,26 @@ def _cross_entropy(
             f"[{op}] 'ignore_index' must be None for targets that are probabilities but got "
             f"{ignore_index}."
         )
+    if axis not in (-1, logits.ndim - 1):
 
-    def with_classes_last(logits: mx.array, targets: mx.array) -> tuple[mx.array, mx.array]:
-        if not moved:
-            return logits, targets
-        logits = mx.moveaxis(logits, axis, -1)
-        return logits, mx.moveaxis(targets, axis, -1) if soft else targets
+        def last(logits: mx.array, targets: mx.array) -> tuple[mx.array, mx.array]:
+            logits = mx.moveaxis(logits, axis, -1)
+            return logits, mx.moveaxis(targets, axis, -1) if soft else targets
 
+        way = _cross_entropy(
+            *last(logits, targets), class_weights, -1, ignore_index, label_smoothing, z_loss,
+            softcap, reduction, return_lse,
+        )  # fmt: skip
+        return lambda logits, targets, weights: way(*last(logits, targets), weights)
     dtype, weighted = logits.dtype, class_weights is not None
     target = settings().target
-    rows = with_classes_last(logits, targets)
-    none = rows[0].shape[-1:] == (0,) and not cpu.any_shape(rows)
+    none = logits.shape[-1:] == (0,) and not cpu.any_shape((logits, targets))
     in_mlx = target == "reference" and none
     declared = (LOGITS, PROBABILITIES if soft else TARGETS)
     if class_weights is not None:
-        check(op, (*declared, _CLASS_WEIGHTS), (*rows, class_weights))
+        check(op, (*declared, _CLASS_WEIGHTS), (logits, targets, class_weights))
     elif in_mlx:
-        check(op, declared, rows)
+        check(op, declared, (logits, targets))
     terms = Terms(soft, weighted, twice=target == "cpu", **on)
     losses: Callable[..., Any] = forward(terms, return_lse)
     if in_mlx:
@@ -206,7 +207,6 @@ def _cross_entropy(
             return _of_no_classes(logits, targets, soft, ignore_index, on["z_loss"])
 
     def run(logits: mx.array, targets: mx.array, class_weights: mx.array | None) -> Any:
-        logits, targets = with_classes_last(logits, targets)
         inputs = [logits, targets] if soft else [logits, targets, ignore]
         row_weights = None
         if class_weights is not None:
