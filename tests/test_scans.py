@@ -1,6 +1,7 @@
 """What scans promise beyond their registry entries."""
 
 import itertools
+import weakref
 
 import mlx.core as mx
 import numpy as np
@@ -160,3 +161,41 @@ def test_bad_axes(op):
         op(normal(2, 3), 2)
     with pytest.raises(TypeError, match=rf"\[{op.__name__}\] 'axis' must be an int or None"):
         op(normal(2, 3), (0, 1))
+
+
+@pytest.mark.parametrize("op", [cumsum, cumprod])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bool_])
+def test_a_repeated_call_is_right_for_other_values_and_options(op, dtype):
+    plain = getattr(mx, op.__name__)
+    for seed in range(3):
+        x = mx.random.randint(0, 3, (6, 6), key=mx.random.key(seed)).astype(dtype)
+        for axis, reverse, inclusive in (
+            (-1, False, True),
+            (0, False, True),
+            (None, False, True),
+            (-1, True, True),
+            (-1, False, False),
+        ):
+            got = op(x, axis, reverse=reverse, inclusive=inclusive)
+            want = plain(x, axis=axis, reverse=reverse, inclusive=inclusive)
+            assert mx.array_equal(got, want)
+
+
+@pytest.mark.parametrize("op", [cumsum, cumprod])
+def test_a_bad_call_raises_after_a_good_one_that_equals_it(op):
+    x = mx.ones((2, 3))
+    for _ in range(2):
+        op(x, 1, reverse=True, inclusive=False)
+        for axis, reverse, inclusive in ((True, True, False), (1, 1, False), (1, True, 0.0)):
+            with pytest.raises(TypeError, match=rf"\[{op.__name__}\] '\w+' must be"):
+                op(x, axis, reverse=reverse, inclusive=inclusive)
+
+
+@pytest.mark.parametrize("op", [cumsum, cumprod])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bool_])
+def test_no_array_of_a_call_is_kept(op, dtype):
+    x = mx.ones((4, 5)).astype(dtype)
+    kept = weakref.ref(x)
+    mx.eval(op(x, 0), op(x, -1), op(x, None))
+    del x
+    assert kept() is None

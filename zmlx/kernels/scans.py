@@ -16,7 +16,8 @@ exception, and the work is that of two scans.
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import mlx.core as mx
@@ -26,6 +27,7 @@ from ..codegen import Output, Scan
 from ..launch import scan_parts, settings
 from ..pattern import PatternKernel
 from ..registry import COUNTS_ELEMENTS, Case, Op, Option, register
+from ..remembered import Remembered, Way
 from ..targets import cpu
 from ..transforms import Arrays, custom_function
 from .axes import NUMBERS, Plan, element, named_axes, planned
@@ -113,17 +115,22 @@ def _kernel(
     return PatternKernel(f"{name}/scan", pattern, (rule,), reference=reference)
 
 
-def _scan(
-    name: str, op: str, x: mx.array, p: Plan, reverse: bool, inclusive: bool,
+def _scanning(
+    name: str, op: str, type_: str, p: Plan, reverse: bool, inclusive: bool,
     dtype: mx.Dtype | None = None,
-) -> mx.array:  # fmt: skip
-    """x, of any shape, scanned over the axes of the plan."""
-    seen = p.seen(x)
-    type_ = element(x.dtype)
+) -> Callable[[mx.array], mx.array]:  # fmt: skip
+    """How arrays of any shape, computed in `type_`, are scanned over the axes of the plan."""
     cut = scan_parts(p.view, p.columns)[0] > 1
     kernel = _kernel(name, op, type_, p.columns, reverse, inclusive, cut, dtype)
-    states = (parts_of(name, op, type_, p.columns, True)(seen),) if cut else ()
-    return kernel(seen, *states).reshape(x.shape)  # type: ignore[no-any-return]
+    if not cut:
+        return lambda x: kernel(p.seen(x)).reshape(x.shape)
+    parts = parts_of(name, op, type_, p.columns, True)
+
+    def run(x: mx.array) -> mx.array:
+        seen = p.seen(x)
+        return kernel(seen, parts(seen)).reshape(x.shape)  # type: ignore[no-any-return]
+
+    return run
 
 
 @cache
@@ -157,36 +164,52 @@ def _slope(columns: bool, reverse: bool, inclusive: bool) -> PatternKernel:
 
 def _cumulative(
     name: str, op: str, x: mx.array, axis: int | None, reverse: bool, inclusive: bool
-) -> mx.array:
+) -> Way:
     axes = named_axes(name, x, axis, several=False)
     check_flag(name, "reverse", reverse)
     check_flag(name, "inclusive", inclusive)
-    if axis is None:
-        x, axes = x.flatten(), (0,)
-    if op == "sum" and x.dtype == mx.bool_:
-        x = x.astype(mx.int32)
+    if axis is None or (op == "sum" and x.dtype == mx.bool_):
+        return _prepared(name, op, x, axis, reverse, inclusive)
     if settings().target == "reference" or cpu.any_shape((x,)):
         plain = mx.cumsum if op == "sum" else mx.cumprod
-        wide = x.astype(mx.float32) if x.dtype in (mx.float16, mx.bfloat16) else x
-        return plain(wide, axis=axes[0], reverse=reverse, inclusive=inclusive).astype(x.dtype)
+        dtype = x.dtype
+        wide = mx.float32 if dtype in (mx.float16, mx.bfloat16) else dtype
+        return lambda x: plain(
+            x.astype(wide), axis=axes[0], reverse=reverse, inclusive=inclusive
+        ).astype(dtype)
     if x.size == 0:
-        return x
-    p = planned(name, x, axes)
-
-    def run(x: mx.array) -> mx.array:
-        return _scan(name, op, x, p, reverse, inclusive)
+        return lambda x: x
+    p, type_ = planned(name, x, axes), element(x.dtype)
+    run = _scanning(name, op, type_, p, reverse, inclusive)
+    if not (cpu.maybe_tracing((x,)) and mx.issubdtype(x.dtype, mx.floating)):
+        return run
 
     def rule(primals: Arrays, cotangents: Arrays, outputs: Arrays, wanted: Any) -> Arrays:
         (x,), (dy,) = primals, cotangents
         if op == "sum":
-            return (_cumulative("cumsum", "sum", dy, axes[0], not reverse, inclusive),)
-        before = _scan(name, op, x, p, reverse, False, mx.float32)
+            return (_cumulative(name, op, dy, axes[0], not reverse, inclusive)(dy),)
+        before = _scanning(name, op, type_, p, reverse, False, mx.float32)(x)
         kernel = _slope(p.columns, reverse, inclusive)
         return (kernel(p.seen(x), p.seen(dy), p.seen(before)).reshape(x.shape),)
 
-    if cpu.maybe_tracing((x,)) and mx.issubdtype(x.dtype, mx.floating):
-        return custom_function(name, run, rule)(x)  # type: ignore[no-any-return]
-    return run(x)
+    return custom_function(name, run, rule)
+
+
+def _prepared(
+    name: str, op: str, x: mx.array, axis: int | None, reverse: bool, inclusive: bool
+) -> Way:
+    """`_cumulative` of x flattened, where that is asked for, and of bool in int32."""
+
+    def first(x: mx.array) -> mx.array:
+        x = x.flatten() if axis is None else x
+        return x.astype(mx.int32) if op == "sum" and x.dtype == mx.bool_ else x
+
+    scan = _cumulative(name, op, first(x), 0 if axis is None else axis, reverse, inclusive)
+    return lambda x: scan(first(x))
+
+
+_CUMSUM = Remembered(partial(_cumulative, "cumsum", "sum"))
+_CUMPROD = Remembered(partial(_cumulative, "cumprod", "prod"))
 
 
 def cumsum(
@@ -207,7 +230,7 @@ def cumsum(
         An array of x's shape, or of its size for axis None, and dtype; of bool in int32. Integers
         wrap. Gradient for x.
     """
-    return _cumulative("cumsum", "sum", x, axis, reverse, inclusive)
+    return _CUMSUM((x,), (axis, reverse, inclusive))  # type: ignore[no-any-return]
 
 
 def cumprod(
@@ -228,7 +251,7 @@ def cumprod(
         An array of x's shape, or of its size for axis None, and dtype. Integers wrap. Gradient for
         x, right where x has zeros too.
     """
-    return _cumulative("cumprod", "prod", x, axis, reverse, inclusive)
+    return _CUMPROD((x,), (axis, reverse, inclusive))  # type: ignore[no-any-return]
 
 
 def _near_one(rng: Any, shape: tuple[int, ...], sizes: Any) -> Any:
