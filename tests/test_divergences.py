@@ -1,5 +1,7 @@
 """kl_div and js_div: PyTorch's conventions, zeros, and the ends of beta."""
 
+import weakref
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 import zmlx
 from zmlx import metal
 from zmlx.kernels import js_div, kl_div
+from zmlx.kernels.divergences import js_div_reference, kl_div_reference
 
 RNG = np.random.default_rng(0)
 REDUCTIONS = ("none", "mean", "sum", "batchmean")
@@ -197,3 +200,49 @@ def test_a_new_beta_compiles_nothing():
     before = metal.statistics()["compiles"]
     mx.eval(mx.grad(lambda a: js_div(a, t, beta=0.6))(x))
     assert metal.statistics()["compiles"] == before
+
+
+@pytest.mark.parametrize("function", [kl_div, js_div])
+def test_a_repeated_call_is_right_for_other_values_and_options(function):
+    reference = kl_div_reference if function is kl_div else js_div_reference
+    options = [{}, {"log_target": True}, {"reduction": "sum"}, {"reduction": "batchmean"}]
+    options += [{"beta": 0.1}, {"beta": 0.75}] if function is js_div else []
+    for seed in range(3):
+        keys = mx.random.split(mx.random.key(seed))
+        x, t = (mx.softmax(mx.random.normal((5, 7), key=k), axis=-1) for k in keys)
+        x = mx.log(x)
+        losses = [function(x, t, **some) for some in options]
+        for loss, some in zip(losses, options, strict=True):
+            np.testing.assert_allclose(loss.item(), reference(x, t, **some).item(), rtol=1e-5)
+        assert len({loss.item() for loss in losses}) == len(losses)
+
+
+@pytest.mark.parametrize("function", [kl_div, js_div])
+def test_a_bad_call_raises_after_a_good_one(function):
+    x, name = mx.zeros((2, 3)), function.__name__
+    for _ in range(2):
+        function(x, x, log_target=True)
+        with pytest.raises(TypeError, match=rf"\[{name}\] 'log_target' must be"):
+            function(x, x, log_target=1)
+        with pytest.raises(ValueError, match=rf"\[{name}\] 'target' must have shape"):
+            function(x, x[:1], log_target=True)
+        with pytest.raises(TypeError, match=rf"\[{name}\] 'target' must be an mx.array"):
+            function(x, [0.0], log_target=True)
+
+
+def test_a_bad_beta_raises_after_a_good_one():
+    x = mx.zeros((2, 3))
+    for _ in range(2):
+        js_div(x, x, beta=0.5)
+        for beta in (0.0, 1.0, 1, True, "0.5"):
+            with pytest.raises((TypeError, ValueError), match=r"\[js_div\] 'beta' must be"):
+                js_div(x, x, beta=beta)
+
+
+@pytest.mark.parametrize("function", [kl_div, js_div])
+def test_no_array_of_a_call_is_kept(function):
+    x, t = mx.zeros((3, 8)), mx.ones((3, 8))
+    kept = [weakref.ref(x), weakref.ref(t)]
+    mx.eval(function(x, t), function(x, t, reduction="none"))
+    del x, t
+    assert [y() for y in kept] == [None, None]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import log
 from typing import Any
 
@@ -26,6 +26,7 @@ from ..codegen import Elementwise, Let, Operand, Output, Pass, Reduce, Rowwise
 from ..metal import scalar
 from ..pattern import PatternKernel
 from ..registry import Case, Op, Option, register
+from ..remembered import Remembered, Way
 from ..targets import cpu
 from ..transforms import Arrays
 from .loss_reductions import REDUCTIONS, check_reduction, reduced
@@ -186,25 +187,40 @@ def _count(x: mx.array, reduction: str) -> int | mx.array:
     return ones.sum() if reduction == "mean" else mx.cumsum(ones, axis=0).max()
 
 
-def _call(
-    name: str,
-    input: mx.array,
-    target: mx.array,
-    reduction: str,
-    log_target: bool,
-    *scalars: mx.array,
-) -> mx.array:
+def _check_beta(beta: float) -> mx.array:
+    """The weight of the target, as the kernels take it."""
+    value = check_number("js_div", "beta", beta)
+    if not 0 < float32(value) < 1:
+        raise ValueError(
+            f"[js_div] 'beta' must be between 0 and 1 (kl_div is its limit at both) but got {beta}."
+        )
+    return scalar(value)
+
+
+def _looked_at(
+    name: str, input: mx.array, target: mx.array, reduction: str, log_target: bool, *beta: float
+) -> Way:
+    scalars = tuple(_check_beta(b) for b in beta)
     check_reduction(name, reduction, _REDUCTIONS)
     check(name, _ARGUMENTS, (input, target))
     rows = reduction != "none" and input.ndim > 0
-    loss = _forward(name, check_flag(name, "log_target", log_target), rows)(input, target, *scalars)
+    losses = _forward(name, check_flag(name, "log_target", log_target), rows)
     dtype = mx.result_type(input.dtype, target.dtype)
-    if rows:
-        # A row is summed in its kernel; the mean is over elements, and so divides once more.
-        loss = reduced(loss, "sum")
-        if reduction != "sum":
-            loss = loss / _count(input, reduction)
-    return loss.astype(dtype)  # type: ignore[no-any-return]
+
+    def run(input: mx.array, target: mx.array) -> mx.array:
+        loss = losses(input, target, *scalars)
+        if rows:
+            # A row is summed in its kernel; the mean is over elements, and so divides once more.
+            loss = reduced(loss, "sum")
+            if reduction != "sum":
+                loss = loss / _count(input, reduction)
+        return loss.astype(dtype)  # type: ignore[no-any-return]
+
+    return run
+
+
+_KL_DIV = Remembered(partial(_looked_at, "kl_div"))
+_JS_DIV = Remembered(partial(_looked_at, "js_div"))
 
 
 def kl_div(
@@ -233,7 +249,7 @@ def kl_div(
     Returns:
         The loss in the promoted dtype of both, reduced in float32. Gradients for both.
     """
-    return _call("kl_div", input, target, reduction, log_target)
+    return _KL_DIV((input, target), (reduction, log_target))  # type: ignore[no-any-return]
 
 
 def js_div(
@@ -263,12 +279,7 @@ def js_div(
         The loss in the promoted dtype of both, reduced in float32. Gradients for both; that of a
         target probability of 0 is 0.
     """
-    value = check_number("js_div", "beta", beta)
-    if not 0 < float32(value) < 1:
-        raise ValueError(
-            f"[js_div] 'beta' must be between 0 and 1 (kl_div is its limit at both) but got {beta}."
-        )
-    return _call("js_div", input, target, reduction, log_target, scalar(value))
+    return _JS_DIV((input, target), (reduction, log_target, beta))  # type: ignore[no-any-return]
 
 
 _SHARED: dict[str, Any] = {
