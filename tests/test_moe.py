@@ -1,5 +1,6 @@
 """Mixture of experts: routing, dispatch, combine and the experts, as one layer and in parts."""
 
+import weakref
 from functools import partial
 
 import mlx.core as mx
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 import zmlx
 from zmlx import launch
 from zmlx.kernels import expert_ffn, moe_combine, moe_dispatch, moe_rows_text, moe_sort, topk_gating
+from zmlx.kernels.moe_sort import moe_sort_reference
 from zmlx.testing import assert_matches, to_numpy
 
 GEOMETRIES = pytest.mark.parametrize("geometry", ["cpu", "gpu"])
@@ -451,3 +453,48 @@ def test_a_row_out_of_range_is_nan_in_plain_mlx(bad):
     assert np.isnan(np.array(sent)).all(axis=1).tolist() == [False, True, False, False]
     assert np.isnan(np.array(summed)).all(axis=1).tolist() == [True, False]
     assert np.isfinite(np.array(dx)).all()
+
+
+def test_a_repeated_call_is_right_for_other_values():
+    for seed in range(3):
+        keys = mx.random.split(mx.random.key(seed), 3)
+        indices = mx.random.randint(0, 3, (5, 2), key=keys[0])
+        x = mx.random.normal((5, 8), key=keys[1])
+        weights = mx.random.uniform(shape=(5, 2), key=keys[2])
+        for experts in (3, 4):
+            r = moe_sort(indices, num_experts=experts)
+            for got, want in zip(r, moe_sort_reference(indices, num_experts=experts), strict=True):
+                assert mx.array_equal(got, want)
+        rows = moe_dispatch(x, r.positions, r.order)
+        assert mx.array_equal(rows, x[r.order // 2])
+        y = moe_combine(rows, weights, r.positions, r.order)
+        want = (rows[r.positions] * weights[..., None]).sum(axis=-2)
+        np.testing.assert_allclose(to_numpy(y), to_numpy(want), rtol=1e-5, atol=1e-6)
+
+
+def test_a_bad_call_raises_after_a_good_one():
+    indices, x = mx.array([[0, 1], [1, 0]]), mx.ones((2, 4))
+    for _ in range(2):
+        order, positions, *_ = moe_sort(indices, num_experts=2)
+        rows = moe_dispatch(x, positions, order)
+        moe_combine(rows, mx.ones((2, 2)), positions, order)
+        for number in (2.0, "2", 0):
+            with pytest.raises((TypeError, ValueError), match=r"\[moe_sort\] 'num_experts' must"):
+                moe_sort(indices, num_experts=number)
+        with pytest.raises(ValueError, match=r"\[moe_dispatch\] 'order' must have an element"):
+            moe_dispatch(x, positions, order[:3])
+        with pytest.raises(ValueError, match=r"\[moe_combine\] 'weights' must have an element"):
+            moe_combine(rows, mx.ones((2, 3)), positions, order)
+        with pytest.raises(TypeError, match=r"\[moe_combine\] 'order' must be an mx.array"):
+            moe_combine(rows, mx.ones((2, 2)), positions, None)
+
+
+def test_no_array_of_a_call_is_kept():
+    indices, x = mx.array([[0, 1], [1, 0], [1, 1]]), mx.ones((3, 4))
+    weights = mx.ones((3, 2))
+    r = moe_sort(indices, num_experts=2)
+    rows = moe_dispatch(x, r.positions, r.order)
+    mx.eval(moe_combine(rows, weights, r.positions, r.order))
+    kept = [weakref.ref(y) for y in (indices, x, weights, rows, *r)]
+    del indices, x, weights, rows, r
+    assert [y() for y in kept] == [None] * len(kept)

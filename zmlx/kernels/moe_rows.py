@@ -25,6 +25,7 @@ from ..body import BodyKernel, Plan, constant
 from ..codegen import ROW_HEADER
 from ..metal import KernelSpec
 from ..registry import Case, Op, register
+from ..remembered import Remembered, Way
 from ..transforms import Arrays, refuses_any_shape
 from . import moe_rows_text as text
 
@@ -250,6 +251,23 @@ _DISPATCH_ARGUMENTS = (_X, _POSITIONS, _ORDER)
 _COMBINE_ARGUMENTS = (_ROWS, _WEIGHTS, _POSITIONS, _ORDER)
 
 
+def _dispatch(x: mx.array, positions: mx.array, order: mx.array) -> Way:
+    check("moe_dispatch", _DISPATCH_ARGUMENTS, [x, positions, order])
+    _check_choices("moe_dispatch", positions.size, order=order)
+    return _DISPATCH
+
+
+def _combine(x: mx.array, weights: mx.array, positions: mx.array, order: mx.array) -> Way:
+    if isinstance(x, mx.array) and x.ndim == 2:
+        _check_choices("moe_combine", x.shape[0], weights=weights, positions=positions, order=order)
+    check("moe_combine", _COMBINE_ARGUMENTS, [x, weights, positions, order])
+    return _COMBINE
+
+
+_DISPATCHED = Remembered(_dispatch)
+_COMBINED = Remembered(_combine)
+
+
 def moe_dispatch(x: mx.array, positions: mx.array, order: mx.array) -> mx.array:
     """Copies each token to the rows of its choices.
 
@@ -265,9 +283,7 @@ def moe_dispatch(x: mx.array, positions: mx.array, order: mx.array) -> mx.array:
     Returns:
         (R, D) rows sorted by expert, in the dtype of x. Gradient for x.
     """
-    check("moe_dispatch", _DISPATCH_ARGUMENTS, [x, positions, order])
-    _check_choices("moe_dispatch", positions.size, order=order)
-    return _DISPATCH(x, positions, order)  # type: ignore[no-any-return]
+    return _DISPATCHED((x, positions, order))  # type: ignore[no-any-return]
 
 
 def moe_combine(x: mx.array, weights: mx.array, positions: mx.array, order: mx.array) -> mx.array:
@@ -283,10 +299,7 @@ def moe_combine(x: mx.array, weights: mx.array, positions: mx.array, order: mx.a
     Returns:
         (*, D) in the dtype of x, added in float32. Gradients for x and the weights.
     """
-    if isinstance(x, mx.array) and x.ndim == 2:
-        _check_choices("moe_combine", x.shape[0], weights=weights, positions=positions, order=order)
-    check("moe_combine", _COMBINE_ARGUMENTS, [x, weights, positions, order])
-    return _COMBINE(x, weights, positions, order)  # type: ignore[no-any-return]
+    return _COMBINED((x, weights, positions, order))  # type: ignore[no-any-return]
 
 
 def _permutation(shape: tuple[int, ...]) -> Any:

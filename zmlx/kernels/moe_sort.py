@@ -24,6 +24,7 @@ from ..arguments import INDICES, Argument, check, check_size
 from ..body import BodyKernel, Plan, constant
 from ..metal import KernelSpec
 from ..registry import Case, Op, Option, register
+from ..remembered import Remembered, Way
 from ..transforms import Arrays, refuses_any_shape
 
 
@@ -156,6 +157,19 @@ def _sort(num_experts: int) -> BodyKernel:
 # ---- ops ----------------------------------------------------------------------------------------
 
 
+def _sorted(indices: mx.array, num_experts: int) -> Way:
+    num_experts = check_size("moe_sort", "num_experts", num_experts)
+    if num_experts >= 2**31 - 1:
+        raise ValueError(f"[moe_sort] 'num_experts' must be below 2^31 - 1 but got {num_experts}.")
+    check("moe_sort", _ARGUMENTS, [indices])
+    sort = _sort(num_experts)
+    # Where the indices come from is nothing to differentiate.
+    return lambda indices: Routing(*sort(mx.stop_gradient(indices))[:4])
+
+
+_SORTED = Remembered(_sorted)
+
+
 def moe_sort(indices: mx.array, *, num_experts: int) -> Routing:
     """Sorts the choices of all tokens by expert, stably, in one launch.
 
@@ -168,12 +182,7 @@ def moe_sort(indices: mx.array, *, num_experts: int) -> Routing:
     Returns:
         `Routing`: order, positions, counts and offsets. No gradient.
     """
-    num_experts = check_size("moe_sort", "num_experts", num_experts)
-    if num_experts >= 2**31 - 1:
-        raise ValueError(f"[moe_sort] 'num_experts' must be below 2^31 - 1 but got {num_experts}.")
-    check("moe_sort", _ARGUMENTS, [indices])
-    # Where the indices come from is nothing to differentiate.
-    return Routing(*_sort(num_experts)(mx.stop_gradient(indices))[:4])
+    return _SORTED((indices,), (num_experts,))  # type: ignore[no-any-return]
 
 
 def _with_four_experts(indices: mx.array, *, num_experts: int = 4) -> Routing:
