@@ -1,6 +1,7 @@
 """The experts of a mixture: any rows and weights, in blocks and row by row."""
 
 import sys
+import weakref
 
 import mlx.core as mx
 import numpy as np
@@ -174,3 +175,76 @@ def test_rows_as_matrices_have_the_strides_of_rows():
     assert memoryview(x[:, None]).strides == (28, 4, 4)  # which is read wrongly there
     assert memoryview(moe_experts.matrices(x)).strides == (28, 28, 4)
     assert moe_experts.matrices(x[:0]).shape == (0, 1, 7)
+
+
+def drawn(seed, dtype=mx.float32):
+    """Rows, weights and offsets of three experts, of which the second ends anywhere."""
+    keys = mx.random.split(mx.random.key(seed), 4)
+    shapes = ((12, 32), (3, 64, 32), (3, 64, 32), (3, 32, 64))
+    arrays = [
+        mx.random.normal(shape, key=k).astype(dtype) for k, shape in zip(keys, shapes, strict=True)
+    ]
+    return *arrays, mx.array([0, 3 + seed, 9 + seed, 12])
+
+
+@pytest.mark.parametrize("blocks", [1, 4])
+def test_a_repeated_call_is_right_for_other_values(blocks, monkeypatch):
+    monkeypatch.setattr(moe_experts, "block_size", lambda rows, experts: blocks)
+    for seed in range(3):
+        arrays = drawn(seed)
+        y, want = expert_ffn(*arrays), moe_experts.expert_ffn_reference(*arrays)
+        np.testing.assert_allclose(to_numpy(y), to_numpy(want), rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.on_cpu
+def test_a_repeated_call_takes_blocks_for_the_blas_that_there_is_then(monkeypatch):
+    asked = []
+
+    def counted(rows, experts):
+        asked.append(rows)
+        return 1
+
+    monkeypatch.setattr(moe_experts, "block_size", counted)
+    for _ in range(3):
+        expert_ffn(*drawn(0))
+    assert len(asked) == 3
+
+
+def test_a_repeated_call_of_quantised_weights_is_right_for_others():
+    for seed in range(3):
+        x, gate, up, down, offsets = drawn(seed)
+        for bits in (4, 8):
+            packed = [mx.quantize(w, group_size=32, bits=bits) for w in (gate, up, down)]
+            wide = [mx.dequantize(*w, group_size=32, bits=bits) for w in packed]
+            y = expert_ffn(x, *packed, offsets, group_size=32, bits=bits)
+            want = moe_experts.expert_ffn_reference(x, *wide, offsets)
+            np.testing.assert_allclose(to_numpy(y), to_numpy(want), rtol=1e-4, atol=1e-2)
+
+
+def test_a_bad_call_raises_after_a_good_one():
+    x, gate, up, down, offsets = drawn(0)
+    packed = [mx.quantize(w, group_size=32, bits=4) for w in (gate, up, down)]
+    for _ in range(2):
+        expert_ffn(x, gate, up, down, offsets)
+        expert_ffn(x, *packed, offsets, group_size=32, bits=4)
+        for arrays, options, message in (
+            ((x, gate, up, down, offsets), {"bits": 4}, r"'bits' must be None"),
+            ((x, gate, up, gate, offsets), {}, r"'down' must have shape"),
+            ((x, gate, up, down, offsets[:3]), {}, r"'offsets' must have shape"),
+            ((x, *packed, offsets), {"group_size": 32, "bits": 4.0}, r"'bits' must be an int"),
+            ((x, *packed, offsets), {"group_size": 64}, r"'gate' must have a scale and a bias"),
+            ((x, *packed[:2], down, offsets), {"group_size": 32}, r"'down' must be \(weight"),
+            ((x, *packed[:2], packed[2][:2], offsets), {}, r"'down' must be \(weight"),
+            ((x, packed[0], (*packed[1][:2], None), packed[2], offsets), {}, r"'up' must be an mx"),
+        ):
+            with pytest.raises((TypeError, ValueError), match=rf"\[expert_ffn\] {message}"):
+                expert_ffn(*arrays, **options)
+
+
+def test_no_array_of_a_call_is_kept():
+    arrays = list(drawn(0))
+    packed = [mx.quantize(w, group_size=32, bits=4) for w in arrays[1:4]]
+    mx.eval(expert_ffn(*arrays), expert_ffn(arrays[0], *packed, arrays[4], group_size=32, bits=4))
+    kept = [weakref.ref(y) for y in (*arrays, *(y for w in packed for y in w))]
+    del arrays, packed
+    assert [y() for y in kept] == [None] * len(kept)

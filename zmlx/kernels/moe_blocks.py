@@ -100,7 +100,12 @@ class Blocks(NamedTuple):
     filled: mx.array | None
     places: mx.array | None
     owned: mx.array
-    segments: mx.array
+    begin: mx.array
+    end: mx.array
+
+    def segments(self) -> mx.array:
+        """Beginnings and ends as `mx.segmented_mm` takes them."""
+        return mx.stack([self.begin, self.end], axis=-1).astype(mx.uint32)
 
 
 @lru_cache(maxsize=256)
@@ -131,8 +136,7 @@ def blocks_of(offsets: mx.array, rows: int, size: int) -> Blocks:
     experts = offsets.size - 1
     offsets, of_row, owned = _owners(rows)(mx.stop_gradient(offsets))
     if size == 1:
-        segments = mx.stack([offsets[:-1], offsets[1:]], axis=-1).astype(mx.uint32)
-        return Blocks(size, of_row, None, None, None, owned, segments)
+        return Blocks(size, of_row, None, None, None, owned, offsets[:-1], offsets[1:])
     used = (offsets[1:] - offsets[:-1] + (size - 1)) // size
     after = mx.cumsum(used)
     before = after - used
@@ -142,7 +146,6 @@ def blocks_of(offsets: mx.array, rows: int, size: int) -> Blocks:
     first = offsets[of_block] + (places_to(count) - before[of_block]) * size
     source = first[:, None] + places_to(size)
     filled = source < offsets[1:][of_block][:, None]
-    segments = mx.stack([before * size, after * size], axis=-1).astype(mx.uint32)
     return Blocks(
         size,
         of_block.astype(mx.uint32),
@@ -150,5 +153,6 @@ def blocks_of(offsets: mx.array, rows: int, size: int) -> Blocks:
         filled,
         mx.where(owned, places, 0),
         owned,
-        segments,
+        before * size,
+        after * size,
     )

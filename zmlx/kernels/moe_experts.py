@@ -22,6 +22,7 @@ import mlx.core as mx
 from .. import launch
 from ..arguments import FLOATING, INDICES, Argument, check, check_array, check_integer
 from ..registry import COUNTS_ELEMENTS, Case, Op, register
+from ..remembered import Remembered, Way
 from ..targets import cpu
 from .glu import swiglu
 from .moe_blocks import Blocks, block_size, blocks_of, places_to
@@ -62,20 +63,29 @@ Product = Callable[[mx.array, Any], mx.array]
 
 def _product(blocks: Blocks, dtype: mx.Dtype) -> Product:
     """(count, size, D), (E, H, D) → (count, size, H), all in `dtype` but the weights, which are
-    cast: those of the blocks' experts where these are fewer. Differentiable any number of times:
-    the gradient of a weight is a product over its own rows only, and that product's gradients are
-    such products again. `stop_gradient` keeps `mx.jvp` from MLX's primitives, which have none;
-    nothing keeps `mx.vmap` from what a custom function ran, before it asks for the function's own
-    rule."""
+    cast: those of the blocks' experts where these are fewer."""
 
-    @mx.custom_function
     def product(x: mx.array, w: mx.array) -> mx.array:
-        x, w, experts = mx.stop_gradient(x), mx.stop_gradient(w), blocks.experts
+        experts = blocks.experts
         if w.dtype != dtype:
             if experts.size < w.shape[0]:
                 w, experts = w[experts], places_to(experts.size)
             w = w.astype(dtype)
         return mx.gather_mm(x, w.swapaxes(-1, -2), rhs_indices=experts, sorted_indices=True)
+
+    return product
+
+
+def _traced_product(blocks: Blocks, dtype: mx.Dtype) -> Product:
+    """`_product`, differentiable any number of times: the gradient of a weight is a product over
+    its own rows only, and that product's gradients are such products again. `stop_gradient` keeps
+    `mx.jvp` from MLX's primitives, which have none; nothing keeps `mx.vmap` from what a custom
+    function ran, before it asks for the function's own rule."""
+    plain, segments = _product(blocks, dtype), blocks.segments()
+
+    @mx.custom_function
+    def product(x: mx.array, w: mx.array) -> mx.array:
+        return plain(mx.stop_gradient(x), mx.stop_gradient(w))
 
     @product.vjp
     def _(primals: Any, dy: mx.array, outputs: Any) -> Any:
@@ -88,9 +98,7 @@ def _product(blocks: Blocks, dtype: mx.Dtype) -> Product:
     @mx.custom_function
     def weights(dy: mx.array, x: mx.array) -> mx.array:
         dy, x = mx.stop_gradient(dy), mx.stop_gradient(x)
-        return mx.segmented_mm(
-            dy.reshape(-1, dy.shape[-1]).T, x.reshape(-1, x.shape[-1]), blocks.segments
-        )
+        return mx.segmented_mm(dy.reshape(-1, dy.shape[-1]).T, x.reshape(-1, x.shape[-1]), segments)
 
     @weights.vjp
     def _(primals: Any, dw: mx.array, outputs: Any) -> Any:
@@ -114,8 +122,8 @@ def _bilinear_jvp(function: Callable[..., Any]) -> Callable[..., Any]:
     return jvp
 
 
-def _quantized(blocks: Blocks, group_size: int, bits: int) -> Product:
-    def product(x: mx.array, w: tuple[mx.array, mx.array, mx.array]) -> mx.array:
+def _quantized_product(blocks: Blocks, group_size: int, bits: int) -> Product:
+    def product(x: mx.array, w: Sequence[mx.array]) -> mx.array:
         weight, scales, biases = w
         return mx.gather_qmm(
             x, weight, scales, biases, rhs_indices=blocks.experts, transpose=True,
@@ -203,6 +211,80 @@ def _check_experts(experts: int, offsets: mx.array) -> None:
         )
 
 
+def _plain(
+    x: mx.array, gate: mx.array, up: mx.array, down: mx.array, offsets: mx.array
+) -> mx.array:
+    wide = [v.astype(mx.float32) for v in (x, gate, up, down)]
+    y = expert_ffn_reference(wide[0], wide[1], wide[2], wide[3], offsets)
+    return y.astype(x.dtype)  # type: ignore[no-any-return]
+
+
+def _float(
+    x: mx.array,
+    gate: mx.array,
+    up: mx.array,
+    down: mx.array,
+    offsets: mx.array,
+    group_size: int | None,
+    bits: int | None,
+) -> Way:
+    for name, value in (("group_size", group_size), ("bits", bits)):
+        if value is not None:
+            raise ValueError(
+                f"[expert_ffn] '{name}' must be None for weights that are not quantised but got "
+                f"{value}."
+            )
+    arrays = (x, gate, up, down, offsets)
+    _check_gate(gate, up, down)
+    check("expert_ffn", _ARGUMENTS, arrays)
+    experts = gate.shape[0]
+    _check_experts(experts, offsets)
+    target = launch.settings().target
+    if target == "reference" or cpu.any_shape(arrays):
+        return _plain
+    if x.size == 0:
+        return lambda x, *_: x
+    # MLX's products of the CPU are in float32.
+    inner = mx.float32 if target == "cpu" else mx.result_type(x.dtype, gate.dtype)
+    product_of = _traced_product if cpu.maybe_tracing(arrays) else _product
+
+    def run(
+        x: mx.array, gate: mx.array, up: mx.array, down: mx.array, offsets: mx.array
+    ) -> mx.array:
+        rows = x.shape[0]
+        # Which BLAS MLX calls may change from call to call.
+        blocks = blocks_of(offsets, rows, block_size(rows, experts) if target == "cpu" else 1)
+        product = product_of(blocks, inner)
+        wide = _aligned(x, blocks).astype(inner)
+        hidden = swiglu(product(wide, gate), product(wide, up))
+        return _rows(product(hidden, down), blocks).astype(x.dtype)
+
+    return run
+
+
+def _quantized(x: mx.array, *rest: Any) -> Way:
+    *parts, offsets, group_size, bits = rest
+    size, width = _check_packing(group_size, bits)
+    _check_quantized(x, (parts[:3], parts[3:6], parts[6:]), offsets, size, width)
+    if x.size == 0 and not cpu.any_shape((x, offsets)):
+        return lambda x, *_: x
+
+    def run(x: mx.array, *rest: mx.array) -> mx.array:
+        """Row by row: MLX's quantised products of the CPU gain nothing from blocks."""
+        *parts, offsets = rest
+        blocks = blocks_of(offsets, x.shape[0], 1)
+        product = _quantized_product(blocks, size, width)
+        one = matrices(x)
+        hidden = swiglu(product(one, parts[:3]), product(one, parts[3:6]))
+        return _rows(product(hidden, parts[6:]), blocks).astype(x.dtype)
+
+    return run
+
+
+_FLOAT = Remembered(_float)
+_QUANTIZED = Remembered(_quantized)
+
+
 def expert_ffn(
     x: mx.array,
     gate: Weight,
@@ -237,56 +319,13 @@ def expert_ffn(
     call, those of the experts that have rows where rows are few. With `zmlx.use_openblas()` rows go
     in blocks of about a quarter of an expert's mean rows, at most 128.
     """
-    if any(isinstance(w, (tuple, list)) for w in (gate, up, down)):
+    packed = [isinstance(w, (tuple, list)) for w in (gate, up, down)]
+    if not any(packed):
+        return _FLOAT((x, gate, up, down, offsets), (group_size, bits))  # type: ignore[no-any-return, arg-type]
+    if not all(packed) or [len(w) for w in (gate, up, down)] != [3, 3, 3]:
         size, width = _check_packing(group_size, bits)
         _check_quantized(x, (gate, up, down), offsets, size, width)
-        return _quantized_ffn(x, (gate, up, down), offsets, size, width)
-    for name, value in (("group_size", group_size), ("bits", bits)):
-        if value is not None:
-            raise ValueError(
-                f"[expert_ffn] '{name}' must be None for weights that are not quantised but got "
-                f"{value}."
-            )
-    _check_gate(gate, up, down)
-    check("expert_ffn", _ARGUMENTS, [x, gate, up, down, offsets])  # type: ignore[list-item]
-    weights = [cast(mx.array, w) for w in (gate, up, down)]
-    experts = weights[0].shape[0]
-    _check_experts(experts, offsets)
-    target = launch.settings().target
-    if target == "reference" or cpu.any_shape((x, *weights, offsets)):
-        return _plain(x, weights, offsets)
-    if x.size == 0:
-        return x
-    rows = x.shape[0]
-    blocks = blocks_of(offsets, rows, block_size(rows, experts) if target == "cpu" else 1)
-    # MLX's products of the CPU are in float32.
-    inner = mx.float32 if target == "cpu" else mx.result_type(x.dtype, weights[0].dtype)
-    product = _product(blocks, inner)
-    wide = _aligned(x, blocks).astype(inner)
-    gate, up, down = weights
-    hidden = swiglu(product(wide, gate), product(wide, up))
-    return _rows(product(hidden, down), blocks).astype(x.dtype)
-
-
-def _plain(x: mx.array, weights: Sequence[mx.array], offsets: mx.array) -> mx.array:
-    wide, gate, up, down = (v.astype(mx.float32) for v in (x, *weights))
-    y = expert_ffn_reference(wide, gate, up, down, offsets)
-    return y.astype(x.dtype)  # type: ignore[no-any-return]
-
-
-def _quantized_ffn(
-    x: mx.array, weights: Sequence[Any], offsets: mx.array, group_size: int, bits: int
-) -> mx.array:
-    """Row by row: MLX's quantised products of the CPU gain nothing from blocks."""
-    if x.size == 0 and not cpu.any_shape((x, offsets)):
-        return x
-    rows = x.shape[0]
-    blocks = blocks_of(offsets, rows, 1)
-    product = _quantized(blocks, group_size, bits)
-    gate, up, down = weights
-    one = matrices(x)
-    hidden = swiglu(product(one, gate), product(one, up))
-    return _rows(product(hidden, down), blocks).astype(x.dtype)
+    return _QUANTIZED((x, *gate, *up, *down, offsets), (group_size, bits))  # type: ignore[no-any-return]
 
 
 def matrices(x: mx.array) -> mx.array:
