@@ -323,6 +323,7 @@ def expert_ffn(
     if not any(packed):
         return _FLOAT((x, gate, up, down, offsets), (group_size, bits))  # type: ignore[no-any-return, arg-type]
     if not all(packed) or [len(w) for w in (gate, up, down)] != [3, 3, 3]:
+        # Raises, and says which one it is.
         size, width = _check_packing(group_size, bits)
         _check_quantized(x, (gate, up, down), offsets, size, width)
     return _QUANTIZED((x, *gate, *up, *down, offsets), (group_size, bits))  # type: ignore[no-any-return]
