@@ -1,6 +1,7 @@
 """QK-norm with RoPE: equality with MLX's two ops, weight gradients, no recompilation, errors."""
 
 import re
+import weakref
 
 import mlx.core as mx
 import numpy as np
@@ -129,3 +130,76 @@ def test_rows_as_long_as_a_stack_has_room_for():
     q, weight = q[..., 2:], weight[2:]
     dw = mx.grad(lambda w: qk_norm_rope(q, q, w, weight, 8)[0].sum())(weight)
     assert mx.isfinite(dw).all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        lambda n: {"offset": n},
+        lambda n: {"offset": np.int64(n)},
+        lambda n: {"offset": mx.array([n, 2 * n])},
+        lambda n: {"positions": n * mx.arange(5)},
+        lambda n: {"freqs": n + mx.arange(8).astype(mx.float32)},
+    ],
+)
+def test_a_repeated_call_goes_by_its_own_arrays(options):
+    for n in (1, 3, 7):
+        q, k, q_weight, k_weight = draw()
+        arrays = n * q, n + k, n + q_weight, n * k_weight
+        for got, want in zip(
+            qk_norm_rope(*arrays, **options(n)), in_two(*arrays, **options(n)), strict=True
+        ):
+            np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+def test_an_option_that_changes_alone_changes_the_result():
+    arrays = draw(steps=4, heads=4, groups=4)
+    calls = [
+        {},
+        {"eps": 1.0},
+        {"dims": 6},
+        {"traditional": True},
+        {"base": 100.0},
+        {"scale": 0.5},
+        {"offset": 1},
+        {"layout": "BLHD"},
+        {"positions": mx.array([0, 2, 4, 6])},
+    ]
+    for _ in range(2):
+        found = [np.array(qk_norm_rope(*arrays, **options)[0]) for options in calls]
+        for i, y in enumerate(found):
+            assert not any(np.array_equal(y, other) for other in found[:i])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"eps": -1.0},
+        {"eps": True},
+        {"offset": True},
+        {"offset": 1.0},
+        {"offset": None},
+        {"traditional": 1},
+        {"positions": mx.arange(5), "offset": 1},
+    ],
+    ids=str,
+)
+def test_a_bad_call_raises_after_a_good_one(bad):
+    arrays = draw()
+    qk_norm_rope(*arrays, eps=1.0, offset=1, traditional=True)
+    qk_norm_rope(*arrays, positions=mx.arange(5))
+    for _ in range(2):
+        with pytest.raises((TypeError, ValueError), match=r"\[qk_norm_rope\] '\w+' must be"):
+            qk_norm_rope(*arrays, **bad)
+    with pytest.raises(ValueError, match=r"\[qk_norm_rope\] 'k' must have shape"):
+        qk_norm_rope(arrays[0], arrays[1][:, :, 1:], *arrays[2:])
+
+
+def test_no_array_of_a_call_is_kept():
+    def call():
+        arrays = (*draw(), mx.ones(8), mx.arange(5))
+        mx.eval(qk_norm_rope(*arrays[:4], freqs=arrays[4], positions=arrays[5]))
+        return [weakref.ref(a) for a in arrays]
+
+    for _ in range(2):
+        assert not any(a() is not None for a in call())

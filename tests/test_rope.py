@@ -1,6 +1,7 @@
 """RoPE: equality with MLX's, positions of every kind, M-RoPE, accuracy far out, the KV cache."""
 
 import re
+import weakref
 
 import mlx.core as mx
 import numpy as np
@@ -9,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zmlx
-from zmlx import launch, metal
+from zmlx import checks, launch, metal
 from zmlx.kernels import qk_norm_rope, rope, rope_append
+from zmlx.kernels.rope import _ROPE
+from zmlx.kernels.rope_append import _ROPE_APPEND
 from zmlx.kernels.rope_append_backward import gradients
 from zmlx.kernels.rope_kernels import STARTS, Rotation, paces
 from zmlx.metal import scalar
@@ -238,6 +241,116 @@ def test_positions_beyond_the_dtype_of_the_offset_do_not_wrap(geometry, dtype, t
 def test_errors(options, message):
     with pytest.raises((TypeError, ValueError), match=re.escape(f"[rope] {message}")):
         rope(normal(2, 3, 5, 8), **options)
+
+
+_WAVES = 10.0 ** mx.linspace(0.0, 4.0, 4)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        lambda n: {"offset": n},
+        lambda n: {"offset": np.int64(n)},
+        lambda n: {"offset": mx.array(n)},
+        lambda n: {"offset": mx.array([n, n + 2], dtype=mx.int16)},
+        lambda n: {"offset": n, "freqs": n * _WAVES},
+        lambda n: {"positions": mx.arange(5) * n},
+        lambda n: {"positions": mx.arange(10).reshape(2, 5) * n, "offset": 0},
+        lambda n: {"positions": mx.arange(10).reshape(2, 5) * n, "sections": (3, 1)},
+        lambda n: {"positions": mx.arange(10).reshape(2, 5) * n, "sections": [3, 1]},
+    ],
+)
+def test_a_repeated_call_goes_by_its_own_positions_and_frequencies(arrays):
+    def want(x, positions=None, offset=0, freqs=None, sections=None):
+        places = np.arange(5) + np.array(offset).reshape(-1, 1)
+        if positions is not None:
+            places = np.array(positions).reshape(-1, 5)
+        places = places[:, None, :, None]  # of batches, heads, steps and pairs
+        if sections is not None:
+            places = np.concatenate([places[:1]] * 3 + [places[1:]], axis=-1)
+        return rotated(x, places * waves(8) if freqs is None else places / to_numpy(freqs))
+
+    for n in (1, 3, 7):
+        x = normal(2, 3, 5, 8, seed=n)
+        got = to_numpy(rope(x, **arrays(n)))
+        np.testing.assert_allclose(got, want(x, **arrays(n)), atol=1e-5)
+
+
+def test_an_option_that_changes_alone_changes_the_result():
+    x, positions = normal(2, 3, 3, 8), mx.arange(6).reshape(2, 3)
+    calls = [
+        {},
+        {"dims": 6},
+        {"traditional": True},
+        {"base": 100.0},
+        {"scale": 0.5},
+        {"offset": 1},
+        {"layout": "BLHD", "offset": 1},
+        {"positions": positions},
+        {"positions": positions, "sections": (2, 2)},
+        {"positions": positions, "sections": (3, 1)},
+        {"positions": positions, "sections": (2, 2), "interleave_sections": True},
+    ]
+    for _ in range(2):
+        found = [np.array(rope(x, **options)) for options in calls]
+        for i, y in enumerate(found):
+            assert not any(np.array_equal(y, other) for other in found[:i])
+
+
+@pytest.mark.parametrize(
+    "good, bad",
+    [
+        ({"offset": 1}, {"offset": True}),
+        ({"offset": 1}, {"offset": 1.0}),
+        ({"offset": 0}, {"offset": None}),
+        ({"traditional": True}, {"traditional": 1}),
+        ({"scale": 1.0}, {"scale": True}),
+        ({"dims": 8}, {"dims": 8.0}),
+        ({"positions": mx.arange(5)}, {"positions": mx.arange(5), "offset": 1}),
+        ({"positions": mx.arange(5)}, {"positions": mx.arange(5), "offset": None}),
+        ({"positions": mx.arange(5)}, {"positions": mx.arange(5), "offset": mx.array(0)}),
+        ({"positions": mx.arange(5)}, {"positions": mx.arange(4)}),
+        ({"freqs": mx.ones(4)}, {"freqs": mx.ones(3)}),
+        ({"freqs": mx.ones(4)}, {"freqs": mx.ones(4), "base": 10.0}),
+    ],
+    ids=str,
+)
+def test_a_bad_call_raises_after_a_good_one(good, bad):
+    x = normal(2, 3, 5, 8)
+    for _ in range(2):
+        rope(x, **good)
+        with pytest.raises((TypeError, ValueError), match=r"\[rope\] '\w+' must"):
+            rope(x, **bad)
+
+
+def _ways_of(op):
+    return op._ways.get(launch.settings(), {})
+
+
+@pytest.mark.on_cpu
+def test_a_new_offset_is_no_new_call():
+    x, cache = normal(1, 2, 1, 8), mx.zeros((1, 2, 64, 8))
+    rope(x)
+    rope_append(x, x, cache, cache, 0)
+    before = len(_ways_of(_ROPE)), len(_ways_of(_ROPE_APPEND))
+    for offset in range(1, 64):
+        rope(x, offset=offset)
+        rope_append(x, x, cache, cache, offset)
+    assert (len(_ways_of(_ROPE)), len(_ways_of(_ROPE_APPEND))) == before
+
+
+@pytest.mark.parametrize("offset", [3, np.int64(3), mx.array(3), mx.array([3, 4])], ids=repr)
+def test_no_array_of_a_call_is_kept(offset):
+    def call():
+        k, v, q, waves = normal(2, 2, 1, 8), normal(2, 2, 1, 6), normal(2, 4, 1, 8), mx.ones(4)
+        k_cache, v_cache = mx.zeros((2, 2, 9, 8)), mx.zeros((2, 2, 9, 6))
+        arrays = k, v, k_cache, v_cache, q, waves
+        mx.eval(rope(q, offset=offset, freqs=waves), rope(q, positions=mx.arange(1)))
+        mx.eval(rope_append(k, v, k_cache, v_cache, offset, q=q, freqs=waves))
+        return [weakref.ref(a) for a in arrays]
+
+    for _ in range(2):
+        assert not any(a() is not None for a in call())
 
 
 def test_as_many_dims_as_a_stack_has_room_for():
@@ -505,3 +618,61 @@ def test_shapes_of_the_cache(argument, shape):
     values = {n: mx.zeros(s) for n, s in (arrays | {argument: shape}).items()}
     with pytest.raises(ValueError, match=re.escape(f"[rope_append] '{argument}' must have")):
         rope_append(**values, offset=0)
+
+
+@pytest.mark.parametrize("layout", ["BHLD", "BLHD"])
+@pytest.mark.parametrize("queries", [False, True])
+def test_a_repeated_append_goes_by_its_own_arrays_and_offset(queries, layout):
+    def lay(x):
+        return x.swapaxes(1, 2) if layout == "BLHD" else x
+
+    for n in (2, 0, 5):
+        k, v = normal(2, 2, 3, 8, seed=n), normal(2, 2, 3, 6, seed=n + 1)
+        k_cache, v_cache = normal(2, 2, 9, 8, seed=n + 2), normal(2, 2, 9, 6, seed=n + 3)
+        q = normal(2, 4, 3, 8, seed=n + 4) if queries else None
+        waves = n + 1 + mx.arange(4)
+        arrays = tuple(map(lay, (k, v, k_cache, v_cache)))
+        given = {"layout": layout, "freqs": waves.astype(mx.float32)}
+        if queries:
+            given["q"] = lay(q)
+        for offset in (n, np.int64(n), mx.array(n), mx.array([n, n])):
+            found = [lay(y) for y in rope_append(*arrays, offset, **given)]
+            turned = [
+                rotated(x, (n + np.arange(3))[:, None] / np.arange(n + 1, n + 5))
+                for x in (k, q)
+                if x is not None
+            ]
+            k_cache[:, :, n : n + 3], v_cache[:, :, n : n + 3] = mx.array(turned[0]), v
+            for got, wanted in zip(found, (k_cache, v_cache, *turned[1:]), strict=True):
+                np.testing.assert_allclose(got, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "offset, message",
+    [
+        (7, "be in [0, 6] for 3 steps in a cache of 9 but got 7."),
+        (-1, "be in [0, 6] for 3 steps in a cache of 9 but got -1."),
+        (2**63, "be a position of 64 bits but got"),
+        (True, "be an int or an mx.array but got bool."),
+        (1.0, "be an int or an mx.array but got float."),
+        (None, "be an int or an mx.array but got NoneType."),
+        (mx.array(1.0), "have dtype int32"),
+        (mx.array([1, 1, 1]), "have shape () or (2,)"),
+    ],
+)
+def test_a_bad_offset_raises_after_a_good_one(offset, message):
+    k, cache = normal(2, 2, 3, 8), normal(2, 2, 9, 8)
+    for good in (1, 6, mx.array(1), mx.array([1, 2])):
+        rope_append(k, k, cache, cache, good)
+    message = re.escape(f"[rope_append] 'offset' must {message}")
+    with pytest.raises((TypeError, ValueError), match=message):
+        rope_append(k, k, cache, cache, offset)
+
+
+def test_values_of_offsets_are_looked_at_in_every_call(monkeypatch):
+    k, cache = normal(2, 2, 3, 8), normal(2, 2, 9, 8)
+    monkeypatch.setattr(checks, "ENABLED", True)
+    for _ in range(2):
+        rope_append(k, k, cache, cache, mx.array(6))
+        with pytest.raises(ValueError, match=re.escape("'offset' must be in [0, 6] for 3 steps")):
+            rope_append(k, k, cache, cache, mx.array(7))

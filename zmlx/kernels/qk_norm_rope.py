@@ -25,10 +25,11 @@ from ..body import BodyKernel, Plan, constant
 from ..broadcasting import sum_chunks
 from ..metal import KernelSpec, scalar
 from ..registry import COUNTS_ELEMENTS, Case, Op, Option, register
+from ..remembered import Remembered, Way
 from ..transforms import Arrays
 from .qk_norm_rope_kernels import BACKWARD, FORWARD, ROW_HEADER, SUMS
 from .rope import rope_reference
-from .rope_arguments import MOST_DIMS, check_rows, turning
+from .rope_arguments import MOST_DIMS, as_offset, as_option, check_rows, turning
 from .rope_kernels import Rotation, table_in_mlx, turned, turned_at_any_shape
 
 #: Chunks of positions that partial sums of weight gradients are made of, at most.
@@ -222,6 +223,63 @@ def _vjp(
 # ---- op -----------------------------------------------------------------------------------------
 
 
+def _qk_norm_rope(
+    q: mx.array,
+    k: mx.array,
+    q_weight: mx.array,
+    k_weight: mx.array,
+    freqs: mx.array | None,
+    positions: mx.array | None,
+    start: Any,
+    dims: int | None,
+    eps: float,
+    traditional: bool,
+    base: float | None,
+    scale: float,
+    offset: Any,
+    sections: Sequence[int] | None,
+    interleave_sections: bool,
+    layout: str,
+) -> Way:
+    """How both are normed and turn, by a `start` or, where that is None, an offset that says
+    nothing."""
+    op = "qk_norm_rope"
+    asked = turning(
+        op, "q", q, dims, traditional=traditional, base=base, scale=scale,
+        offset=offset if start is None else start, freqs=freqs, positions=positions,
+        sections=sections, interleave_sections=interleave_sections, layout=layout,
+    )  # fmt: skip
+    if q.ndim != 4:
+        raise ValueError(f"[{op}] 'q' must have 4 axes but got {tuple(q.shape)}.")
+    if q.shape[-1] > MOST_DIMS:  # the sums for the weights are on the stack, too
+        raise ValueError(
+            f"[{op}] 'q' must have a last axis of at most {MOST_DIMS} but got {tuple(q.shape)}."
+        )
+    # The axis of heads may differ, so that it is left out of what must agree.
+    check(op, _DECLARED[asked.rotation.heads_last], (q, k, q_weight, k_weight))
+    added = scalar(check_not_negative(op, "eps", eps))
+    kernel, arrays = _forward(asked.rotation), asked.arrays
+
+    def way(
+        q: mx.array,
+        k: mx.array,
+        q_weight: mx.array,
+        k_weight: mx.array,
+        freqs: mx.array | None,
+        positions: mx.array | None,
+        start: Any,
+    ) -> Any:
+        if freqs is not None:
+            freqs = mx.stop_gradient(freqs)
+        rotation = arrays(freqs, positions, start)
+        return kernel(q, k, q_weight, k_weight, added, *rotation, _ONE)
+
+    return way
+
+
+_QK_NORM_ROPE = Remembered(_qk_norm_rope)
+
+
 def qk_norm_rope(
     q: mx.array,
     k: mx.array,
@@ -257,26 +315,13 @@ def qk_norm_rope(
         Arrays of the shapes of q and k, each in the promoted dtype of it and its weight. Gradients
         for q, k and both weights; those of the weights are summed in float32, in a fixed order.
     """
-    op = "qk_norm_rope"
-    turn = turning(
-        op, "q", q, dims, traditional=traditional, base=base, scale=scale, offset=offset,
-        freqs=freqs, positions=positions, sections=sections,
-        interleave_sections=interleave_sections, layout=layout,
-    )  # fmt: skip
-    if q.ndim != 4:
-        raise ValueError(f"[{op}] 'q' must have 4 axes but got {tuple(q.shape)}.")
-    if q.shape[-1] > MOST_DIMS:  # the sums for the weights are on the stack, too
-        raise ValueError(
-            f"[{op}] 'q' must have a last axis of at most {MOST_DIMS} but got {tuple(q.shape)}."
-        )
-    # The axis of heads may differ, so that it is left out of what must agree.
-    check(op, _DECLARED[turn.rotation.heads_last], (q, k, q_weight, k_weight))
-    start, frequencies, *rest = turn.arrays
-    if freqs is not None:
-        frequencies = mx.stop_gradient(frequencies)
-    return _forward(turn.rotation)(  # type: ignore[no-any-return]
-        q, k, q_weight, k_weight, scalar(check_not_negative(op, "eps", eps)), start, frequencies,
-        *rest, _ONE,
+    start = as_offset(offset) if positions is None else None
+    return _QK_NORM_ROPE(  # type: ignore[no-any-return]
+        (q, k, q_weight, k_weight, freqs, positions, start),
+        (
+            dims, eps, traditional, base, scale, offset if start is None else 0,
+            as_option(sections), interleave_sections, layout,
+        ),
     )  # fmt: skip
 
 

@@ -20,7 +20,8 @@ import mlx.core as mx
 
 from ..arguments import Argument
 from ..registry import Case, Op, Option, register
-from .rope_arguments import turning
+from ..remembered import Remembered, Way
+from .rope_arguments import as_offset, as_option, turning
 from .rope_turn import SIGNS, turn
 
 
@@ -60,6 +61,33 @@ def rope_reference(
         y = xp.concatenate([a * cosine - b * sine, a * sine + b * cosine], axis=-1)
     y = xp.concatenate([y, x[..., d:]], axis=-1) if d < x.shape[-1] else y
     return y.astype(x.dtype) if xp is mx else y
+
+
+def _rope(
+    x: mx.array,
+    freqs: mx.array | None,
+    positions: mx.array | None,
+    start: Any,
+    dims: int | None,
+    traditional: bool,
+    base: float | None,
+    scale: float,
+    offset: Any,
+    sections: Sequence[int] | None,
+    interleave_sections: bool,
+    layout: str,
+) -> Way:
+    """How x turns, by a `start` or, where that is None, an offset that says nothing."""
+    asked = turning(
+        "rope", "x", x, dims, traditional=traditional, base=base, scale=scale,
+        offset=offset if start is None else start, freqs=freqs, positions=positions,
+        sections=sections, interleave_sections=interleave_sections, layout=layout,
+    )  # fmt: skip
+    kernel, arrays, sign = turn(asked.rotation, True), asked.arrays, SIGNS[True]
+    return lambda x, freqs, positions, start: kernel(x, *arrays(freqs, positions, start), sign)
+
+
+_ROPE = Remembered(_rope)
 
 
 def rope(
@@ -106,12 +134,14 @@ def rope(
     Returns:
         An array of x's shape and dtype. Gradients for x and freqs.
     """
-    asked = turning(
-        "rope", "x", x, dims, traditional=traditional, base=base, scale=scale, offset=offset,
-        freqs=freqs, positions=positions, sections=sections,
-        interleave_sections=interleave_sections, layout=layout,
+    start = as_offset(offset) if positions is None else None
+    return _ROPE(  # type: ignore[no-any-return]
+        (x, freqs, positions, start),
+        (
+            dims, traditional, base, scale, offset if start is None else 0,
+            as_option(sections), interleave_sections, layout,
+        ),
     )  # fmt: skip
-    return turn(asked.rotation, True)(x, *asked.arrays, SIGNS[True])  # type: ignore[no-any-return]
 
 
 def _keywords(

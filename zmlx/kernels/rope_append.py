@@ -23,11 +23,12 @@ from ..arguments import Argument, check_array
 from ..body import BodyKernel, Plan, constant
 from ..metal import KernelSpec, scalar
 from ..registry import Case, Op, Option, register
+from ..remembered import Remembered, Way
 from ..transforms import Arrays, refuses_any_shape
 from .rope import rope_reference
 from .rope_append_backward import gradients
 from .rope_append_kernels import BODY, QUERIES, ROW_HEADER, is_new, starts
-from .rope_arguments import check_rows, turning
+from .rope_arguments import check_offset, check_rows, first_position, turning
 from .rope_kernels import Rotation, table_in_mlx, turned
 
 _OP = "rope_append"
@@ -118,7 +119,7 @@ def _append(rotation: Rotation, queries: bool) -> BodyKernel:
     def values(k: mx.array, v: mx.array, kc: mx.array, vc: mx.array, *rest: mx.array) -> None:
         room, length = rotation.shape(kc)[2], rotation.shape(k)[2]
         for start in np.array(rest[queries]).reshape(-1).tolist():
-            _check_offset(start, room, length)
+            _check_room(start, room, length)
 
     return BodyKernel(
         KernelSpec(
@@ -139,12 +140,87 @@ def _append(rotation: Rotation, queries: bool) -> BodyKernel:
 # ---- op -----------------------------------------------------------------------------------------
 
 
-def _check_offset(offset: int, room: int, length: int) -> None:
+def _check_room(offset: int, room: int, length: int) -> None:
     if not 0 <= offset <= room - length:
         raise ValueError(
             f"[{_OP}] 'offset' must be in [0, {room - length}] for {length} steps in a cache of "
             f"{room} but got {offset}."
         )
+
+
+#: An offset in place of an int.
+_ANY = first_position(0)
+
+
+def _rope_append(
+    k: mx.array,
+    v: mx.array,
+    k_cache: mx.array,
+    v_cache: mx.array,
+    q: mx.array | None,
+    freqs: mx.array | None,
+    start: mx.array | None,
+    dims: int | None,
+    traditional: bool,
+    base: float | None,
+    scale: float,
+    layout: str,
+) -> Way:
+    """Positions of the cache, steps, and the launch, whose offset is an int where `start` is
+    None."""
+
+    def bad(argument: str, must: str, got: Any) -> ValueError:
+        return ValueError(f"[{_OP}] '{argument}' must {must} but got {got}.")
+
+    asked = turning(
+        _OP, "k", k, dims, traditional=traditional, base=base, scale=scale,
+        offset=_ANY if start is None else start, freqs=freqs, positions=None, sections=None,
+        interleave_sections=False, layout=layout,
+    )  # fmt: skip
+    if k.ndim != 4:
+        raise bad("k", "have 4 axes", tuple(k.shape))
+    axis = 1 if layout == "BLHD" else 2
+    for name, x, like, free in (
+        ("v", v, k, (3,)),
+        ("k_cache", k_cache, k, (axis,)),
+        ("v_cache", v_cache, v, (axis,)),
+        ("q", q, k, (3 - axis,)),
+    ):
+        if x is None and name == "q":
+            continue
+        check_array(_OP, name, x)
+        assert x is not None
+        wanted = ["any" if i in free else str(n) for i, n in enumerate(like.shape)]
+        if x.ndim != 4 or any(
+            m != n
+            for i, (m, n) in enumerate(zip(x.shape, like.shape, strict=True))
+            if i not in free
+        ):
+            raise bad(name, f"have shape ({', '.join(wanted)})", tuple(x.shape))
+    room, length = k_cache.shape[axis], k.shape[axis]
+    if room < length:
+        raise bad("k_cache", f"have at least {length} positions, as 'k' has steps", room)
+    if v_cache.shape[axis] != room:
+        raise bad("v_cache", f"have {room} positions, as 'k_cache'", v_cache.shape[axis])
+    check_rows(_OP, "k_cache", k_cache)
+    kernel, arrays = _append(asked.rotation, q is not None), asked.arrays
+
+    def append(
+        k: mx.array,
+        v: mx.array,
+        k_cache: mx.array,
+        v_cache: mx.array,
+        q: mx.array | None,
+        freqs: mx.array | None,
+        start: mx.array,
+    ) -> Any:
+        given = () if q is None else (q,)
+        return kernel(k, v, k_cache, v_cache, *given, *arrays(freqs, None, start), _ONE)
+
+    return lambda *_: (room, length, append)
+
+
+_ROPE_APPEND = Remembered(_rope_append)
 
 
 def rope_append(
@@ -183,45 +259,15 @@ def rope_append(
         caches, q and freqs.
     """
 
-    def bad(argument: str, must: str, got: Any) -> ValueError:
-        return ValueError(f"[{_OP}] '{argument}' must {must} but got {got}.")
-
-    turn = turning(
-        _OP, "k", k, dims, traditional=traditional, base=base, scale=scale, offset=offset,
-        freqs=freqs, positions=None, sections=None, interleave_sections=False, layout=layout,
-    )  # fmt: skip
-    if k.ndim != 4:
-        raise bad("k", "have 4 axes", tuple(k.shape))
-    axis = 1 if layout == "BLHD" else 2
-    for name, x, like, free in (
-        ("v", v, k, (3,)),
-        ("k_cache", k_cache, k, (axis,)),
-        ("v_cache", v_cache, v, (axis,)),
-        ("q", q, k, (3 - axis,)),
-    ):
-        if x is None and name == "q":
-            continue
-        check_array(_OP, name, x)
-        assert x is not None
-        wanted = ["any" if i in free else str(n) for i, n in enumerate(like.shape)]
-        if x.ndim != 4 or any(
-            m != n
-            for i, (m, n) in enumerate(zip(x.shape, like.shape, strict=True))
-            if i not in free
-        ):
-            raise bad(name, f"have shape ({', '.join(wanted)})", tuple(x.shape))
-    room, length = k_cache.shape[axis], k.shape[axis]
-    if room < length:
-        raise bad("k_cache", f"have at least {length} positions, as 'k' has steps", room)
-    if v_cache.shape[axis] != room:
-        raise bad("v_cache", f"have {room} positions, as 'k_cache'", v_cache.shape[axis])
-    check_rows("rope_append", "k_cache", k_cache)
-    if not isinstance(offset, mx.array):
-        _check_offset(offset, room, length)
-    given = () if q is None else (q,)
-    return _append(turn.rotation, q is not None)(  # type: ignore[no-any-return]
-        k, v, k_cache, v_cache, *given, *turn.arrays, _ONE
+    start = offset if isinstance(offset, mx.array) else None
+    room, length, append = _ROPE_APPEND(
+        (k, v, k_cache, v_cache, q, freqs, start), (dims, traditional, base, scale, layout)
     )
+    if start is None:
+        number = check_offset(_OP, offset, length)
+        _check_room(number, room, length)
+        start = first_position(number)
+    return append(k, v, k_cache, v_cache, q, freqs, start)  # type: ignore[no-any-return]
 
 
 def _keywords(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -30,18 +29,48 @@ MOST_DIMS = 2**17
 POSITIONS = (*INDICES, mx.float32)
 
 
+#: Offsets from which no step, of fewer than 2^31, leaves 64 bits.
+_LEAST, _MOST = -(2**63), 2**63 - 2**31
+
+
 @lru_cache(maxsize=1024)
-def _start(value: int) -> mx.array:
+def first_position(value: int) -> mx.array:
+    """The position of the first step as an array."""
     dtype = mx.int32 if -(2**31) <= value < 2**31 else mx.int64
     return mx.array([value], dtype=dtype)
 
 
-@dataclass(frozen=True)
-class Turning:
-    """A rotation with its arrays, checked: what the ops of the family share."""
+def as_offset(offset: Any) -> Any:
+    """An offset as an array, since it changes from call to call; what is not plainly one as it is,
+    for `turning` to look at."""
+    plain = type(offset) is int and _LEAST <= offset < _MOST
+    return first_position(offset) if plain else offset
+
+
+def as_option(sections: Any) -> Any:
+    """Sections in a list, which may change, as a tuple."""
+    return tuple(sections) if type(sections) is list else sections
+
+
+def check_offset(op: str, offset: Any, steps: int) -> int:
+    """`offset` as an int, or an error unless all positions have 64 bits."""
+    number = check_integer(op, "offset", offset, "an int or an mx.array")
+    if not -(2**63) <= number < 2**63 - steps:
+        raise ValueError(f"[{op}] 'offset' must be a position of 64 bits but got {number}.")
+    return number
+
+
+class Turning(NamedTuple):
+    """A rotation, checked: what the ops of the family share.
+
+    Attributes:
+        rotation: what is static.
+        arrays: freqs, positions and offset of a call, each None where there is none, to the arrays
+            that `Rotation.inputs` names, without the last.
+    """
 
     rotation: Rotation
-    arrays: Arrays
+    arrays: Callable[[mx.array | None, mx.array | None, Any], Arrays]
 
 
 def check_rows(op: str, name: str, x: mx.array) -> None:
@@ -70,7 +99,8 @@ def turning(
     interleave_sections: bool,
     layout: str,
 ) -> Turning:
-    """The rotation of the array x, which the op calls `name`; else `[op] 'argument' must …`."""
+    """The rotation of the array x, which the op calls `name`; else `[op] 'argument' must …`. It
+    holds none of the arrays."""
 
     def bad(argument: str, must: str, got: Any) -> ValueError:
         return ValueError(f"[{op}] '{argument}' must {must} but got {got}.")
@@ -91,6 +121,7 @@ def turning(
     check_flag(op, "interleave_sections", interleave_sections)
     half = dims // 2
 
+    frequencies: mx.array | None = None
     if freqs is None:
         frequencies = paces(half, 10000.0 if base is None else check_positive(op, "base", base))
     else:
@@ -99,7 +130,6 @@ def turning(
             raise bad("freqs", f"have shape ({half},)", tuple(freqs.shape))
         if base is not None:
             raise bad("base", "be None where freqs are given", base)
-        frequencies = freqs
 
     axes: Arrays = ()
     if sections is not None:
@@ -117,6 +147,7 @@ def turning(
     elif interleave_sections:
         raise bad("interleave_sections", "be False without sections", interleave_sections)
 
+    lay: Callable[[mx.array], mx.array] | None = None
     if positions is not None:
         if isinstance(offset, mx.array) or offset != 0:
             raise bad("offset", "be 0 where positions are given", offset)
@@ -125,7 +156,7 @@ def turning(
         if sections is not None:
             count = len(sections)
             if shape == (count, steps):
-                positions = positions[:, None]
+                lay = _of_all_batches
             elif shape not in ((count, batches, steps), (count, 1, steps)):
                 raise bad("positions", f"have shape ({count}, {batches}, {steps})", shape)
             placed = AXES
@@ -135,21 +166,33 @@ def turning(
             placed = EACH
         else:
             raise bad("positions", f"have shape ({steps},) or ({batches}, {steps})", shape)
-        start = positions
     elif isinstance(offset, mx.array):
         check_array(op, "offset", offset, INTEGERS)
         shape = tuple(offset.shape)
         if shape not in ((), (1,), (batches,)):
             raise bad("offset", f"have shape () or ({batches},)", shape)
         placed = STARTS if shape == (batches,) and batches != 1 else START
-        start = offset.reshape(1) if shape == () else offset
-        if start.dtype not in INDICES:
-            start = start.astype(mx.int64)
+        if shape == () or offset.dtype not in INDICES:
+            lay = _as_starts
     else:
-        offset = check_integer(op, "offset", offset, "an int or an mx.array")
-        if not -(2**63) <= offset < 2**63 - steps:
-            raise bad("offset", "be a position of 64 bits", offset)
-        placed, start = START, _start(offset)
+        placed, number = START, check_offset(op, offset, steps)
+        lay = lambda _: first_position(number)  # noqa: E731
     rotation = Rotation(half, traditional, freqs is not None, placed, layout == "BLHD")
-    factor = scalar(check_finite(op, "scale", scale))
-    return Turning(rotation, (start, frequencies, *axes, factor))
+    rest = (*axes, scalar(check_finite(op, "scale", scale)))
+
+    def arrays(freqs: Any, positions: Any, offset: Any) -> Arrays:
+        start = offset if positions is None else positions
+        if lay is not None:
+            start = lay(start)
+        return (start, frequencies if freqs is None else freqs, *rest)
+
+    return Turning(rotation, arrays)
+
+
+def _of_all_batches(positions: mx.array) -> mx.array:
+    return positions[:, None]
+
+
+def _as_starts(offset: mx.array) -> mx.array:
+    start = offset.reshape(1) if offset.ndim == 0 else offset
+    return start if start.dtype in INDICES else start.astype(mx.int64)

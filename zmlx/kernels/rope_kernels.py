@@ -15,9 +15,9 @@ then walks over the heads. LANES threads share a position.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import pi, prod
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -127,8 +127,7 @@ ARRAYS = """\
 """
 
 
-@dataclass(frozen=True)
-class Rotation:
+class Rotation(NamedTuple):
     """What is static of a rotation.
 
     Attributes:
