@@ -1,5 +1,7 @@
 """What must hold of the norms beyond agreeing with their references."""
 
+import weakref
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -367,6 +369,60 @@ def test_group_norm_compiles_nothing_for_a_new_length_or_eps():
         mx.eval(group_norm(x[:, :positions], 4, eps=0.1 * positions))
     after = zmlx.metal.statistics()["compiles"] + zmlx.metal.statistics()["cache_hits"]
     assert after == before
+
+
+def test_a_repeated_group_norm_goes_by_its_own_arrays_and_options():
+    weight, bias = normal(12, seed=1), normal(12, seed=2)
+    calls = [
+        (weight, bias, 4, 1e-5, False),
+        (weight, bias, 3, 1e-5, False),
+        (weight, bias, 4, 1.0, False),
+        (weight, bias, 4, 1e-5, True),
+        (weight, None, 4, 1e-5, False),
+        (None, bias, 4, 1e-5, False),
+        (None, None, 4, 1e-5, False),
+    ]
+    for n in (1, 2, 3):
+        x = normal(2, 5, 12, seed=n)
+        for w, b, groups, eps, pytorch in calls:
+            w, b = (None if a is None else n * a for a in (w, b))
+            got = group_norm(x, groups, w, b, eps, pytorch)
+            want = nn.GroupNorm(groups, 12, eps, False, pytorch_compatible=pytorch)(x)
+            want = want * (1 if w is None else w) + (0 if b is None else b)
+            np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"num_groups": 4.0},
+        {"num_groups": True},
+        {"num_groups": 5},
+        {"eps": True},
+        {"eps": -1.0},
+        {"pytorch_compatible": 1},
+        {"weight": mx.ones(11)},
+        {"weight": 1.0},
+    ],
+    ids=str,
+)
+def test_a_bad_group_norm_raises_after_a_good_one(bad):
+    x, options = normal(2, 5, 12), {"num_groups": 1, "eps": 1.0, "pytorch_compatible": True}
+    for _ in range(2):
+        group_norm(x, **options)
+        group_norm(x, **{**options, "num_groups": 4, "weight": mx.ones(12)})
+        with pytest.raises((TypeError, ValueError), match=r"\[group_norm\] '\w+' must"):
+            group_norm(x, **{**options, **bad})
+
+
+def test_group_norm_keeps_no_array_of_a_call():
+    def call(*shape):
+        arrays = mx.ones(shape), mx.ones(12), mx.ones(12)
+        mx.eval(group_norm(arrays[0], 4, *arrays[1:]))
+        return [weakref.ref(a) for a in arrays]
+
+    for shape in ((2, 5, 12), (2, 5, 12), (0, 5, 12), (0, 5, 12)):
+        assert not any(a() is not None for a in call(*shape))
 
 
 def test_group_norm_in_plain_mlx_keeps_digits_far_from_0():

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, update_wrapper
+from functools import cache, partial, update_wrapper
 from typing import Any
 
 import mlx.core as mx
@@ -26,6 +26,7 @@ from ..body import BodyKernel
 from ..broadcasting import sum_chunks
 from ..metal import scalar
 from ..registry import COUNTS_ELEMENTS, Case, Op, Option, register
+from ..remembered import Remembered, Way
 from ..targets import cpu
 from ..transforms import Arrays
 from . import group_norm_lanes as lanes
@@ -105,12 +106,41 @@ def _gradients(
         if 0 in wanted:
             found["x"] = threads.x_backward(grouping)(x, *weight, *arrays, dmean, drstd)
         sums = list(_tuple(threads.parameter_backward(some)(x, *arrays))) if names else []
-    for n, partial in zip(names, sums, strict=True):
-        found[n] = sum_chunks(partial, primals[1 + grouping.parameters.index(n)])
+    for n, part in zip(names, sums, strict=True):
+        found[n] = sum_chunks(part, primals[1 + grouping.parameters.index(n)])
     return [found.get(n) for n in ("x", *grouping.parameters, "eps")]
 
 
 # ---- op -----------------------------------------------------------------------------------------
+
+
+def _group_norm(
+    x: mx.array,
+    weight: mx.array | None,
+    bias: mx.array | None,
+    num_groups: int,
+    eps: float,
+    pytorch_compatible: bool,
+) -> Way:
+    check("group_norm", _ARGUMENTS, (x, weight, bias))
+    if x.ndim < 2:
+        raise ValueError(f"[group_norm] 'x' must have shape (B, *, D) but got {x.shape}.")
+    groups = check_integer("group_norm", "num_groups", num_groups)
+    if groups < 1 or x.shape[-1] % groups:
+        raise ValueError(
+            f"[group_norm] 'num_groups' must divide {x.shape[-1]} channels but got {groups}."
+        )
+    check_flag("group_norm", "pytorch_compatible", pytorch_compatible)
+    grouping = Grouping(groups, not pytorch_compatible, weight is not None, bias is not None)
+    added = scalar(check_not_negative("group_norm", "eps", eps))
+    if not x.size and not cpu.any_shape(tuple(a for a in (x, weight, bias) if a is not None)):
+        run: Any = partial(normed_and_statistics, grouping)
+    else:
+        run = _forward(grouping, _on_cpu())
+    return lambda *arrays: run(*[a for a in arrays if a is not None], added)[0]
+
+
+_GROUP_NORM = Remembered(_group_norm)
 
 
 def group_norm(
@@ -138,21 +168,8 @@ def group_norm(
     Returns:
         An array of x's shape and the promoted dtype of x, weight and bias. Gradients for all three.
     """
-    check("group_norm", _ARGUMENTS, (x, weight, bias))
-    if x.ndim < 2:
-        raise ValueError(f"[group_norm] 'x' must have shape (B, *, D) but got {x.shape}.")
-    groups = check_integer("group_norm", "num_groups", num_groups)
-    if groups < 1 or x.shape[-1] % groups:
-        raise ValueError(
-            f"[group_norm] 'num_groups' must divide {x.shape[-1]} channels but got {groups}."
-        )
-    check_flag("group_norm", "pytorch_compatible", pytorch_compatible)
-    grouping = Grouping(groups, not pytorch_compatible, weight is not None, bias is not None)
-    given = tuple(a for a in (weight, bias) if a is not None)
-    arrays = (x, *given, scalar(check_not_negative("group_norm", "eps", eps)))
-    if not x.size and not cpu.any_shape(arrays):
-        return normed_and_statistics(grouping, *arrays)[0]
-    return _forward(grouping, _on_cpu())(*arrays)[0]  # type: ignore[no-any-return]
+    options = (num_groups, eps, pytorch_compatible)
+    return _GROUP_NORM((x, weight, bias), options)  # type: ignore[no-any-return]
 
 
 def _keywords(
