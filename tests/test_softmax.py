@@ -1,5 +1,7 @@
 """What the softmax family promises beyond its registry entries."""
 
+import weakref
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from zmlx import launch
 from zmlx.codegen import Climb, Operand, Output, Pass, Reduce, Rowwise
 from zmlx.interpret import evaluate
 from zmlx.kernels import log_softmax, logsumexp, masked_softmax, softmax, sparsemax
+from zmlx.kernels.masked_softmax import _MASKED_SOFTMAX
 from zmlx.pattern import PatternKernel
 from zmlx.testing import to_numpy
 
@@ -405,8 +408,49 @@ def test_the_dtype_is_that_of_the_sum():
     ({"mask": mx.ones((1, 2, 9))}, r"'mask' must broadcast to \(2, 9\) but got \(1, 2, 9\)"),
 ], ids=str)  # fmt: skip
 def test_bad_options(options, message):
-    with pytest.raises((TypeError, ValueError), match=rf"\[masked_softmax\] {message}"):
-        masked_softmax(normal(2, 9), **options)
+    for good in ({}, {"mask": mx.ones((2, 9))}, {"causal": True}, {"causal": True, "offset": 1}):
+        masked_softmax(normal(2, 9), **good)
+    for _ in range(2):
+        with pytest.raises((TypeError, ValueError), match=rf"\[masked_softmax\] {message}"):
+            masked_softmax(normal(2, 9), **options)
+
+
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+def test_a_repeated_call_goes_by_its_own_mask_scale_and_offset(target):
+    shapes = [(), (1,), (9,), (4, 1), (1, 9), (4, 9), (3, 1, 9), (3, 4, 9), (1, 4, 1)]
+    with zmlx.target(target):
+        for n in (1, 2, 3):
+            x, scale = normal(3, 4, 9, seed=n), 0.25 * n
+            close(masked_softmax(x, scale=scale), plain(x, scale=scale))
+            for shape in shapes:
+                added = normal(*shape, seed=n + 1)
+                for mask in (added, added > -1.5):
+                    close(masked_softmax(x, mask, scale=scale), plain(x, mask, scale))
+            for offset in (n, np.int64(n), mx.array(n), None):
+                keep = causal_mask(4, 9, 0 if offset is None else n)
+                got = masked_softmax(x, scale=scale, causal=True, offset=offset)
+                close(got, plain(x, scale=scale, keep=keep))
+
+
+@pytest.mark.on_cpu
+def test_a_new_scale_or_offset_is_no_new_call():
+    x = normal(5, 9)
+    masked_softmax(x, causal=True)
+    before = len(_MASKED_SOFTMAX._ways[launch.settings()])
+    for n in range(20):
+        masked_softmax(x, scale=n / 8, causal=True)
+        masked_softmax(x, causal=True, offset=n)
+    assert len(_MASKED_SOFTMAX._ways[launch.settings()]) == before
+
+
+def test_no_array_of_a_call_is_kept():
+    def call(shape):
+        arrays = mx.ones((2, 4, 9)), mx.zeros(shape), mx.ones(shape) > 0
+        mx.eval(masked_softmax(arrays[0], arrays[1]), masked_softmax(arrays[0], arrays[2]))
+        return [weakref.ref(a) for a in arrays]
+
+    for shape in ((4, 9), (4, 9), (4, 1), (4, 1), (9,), (9,)):
+        assert not any(a() is not None for a in call(shape))
 
 
 def in_vmap(op, x):

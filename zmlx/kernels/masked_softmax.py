@@ -35,6 +35,7 @@ from ..launch import LONGEST_KEPT_ROW, settings
 from ..metal import scalar
 from ..pattern import PatternKernel
 from ..registry import ROWS, Case, Op, Option, register
+from ..remembered import Remembered, Way
 from ..targets import cpu
 from ..transforms import Arrays, Reference, Rule
 
@@ -43,7 +44,7 @@ def masked_softmax_reference(
     x: mx.array,
     mask: mx.array | None = None,
     *,
-    scale: float = 1.0,
+    scale: float | mx.array = 1.0,
     causal: bool = False,
     offset: int | mx.array | None = None,
     xp: Any = mx,
@@ -281,6 +282,12 @@ def _rows_of(lead: tuple[int, ...], own: tuple[int, ...]) -> mx.array:
     return rows
 
 
+@lru_cache(maxsize=1024)
+def _shift(number: int) -> mx.array:
+    """The key that query 0 sees last."""
+    return scalar(number)
+
+
 # ---- op -----------------------------------------------------------------------------------------
 
 #: An offset further from 0 is taken as this one: no axis is as long, and sums stay in 32 bits.
@@ -288,17 +295,19 @@ _FAR = 2**30
 
 
 def _check(x: mx.array, mask: mx.array | None, causal: bool, offset: Any) -> Any:
-    """Raises for what does not fit; the offset as it is used."""
+    """Raises for what does not fit; an offset that is a number as it is used."""
     op = "masked_softmax"
     check_array(op, "x", x)
     if x.ndim < 1:
         raise ValueError(f"[{op}] 'x' must have shape (*, D) but got {tuple(x.shape)}.")
     if mask is not None:
         check_array(op, "mask", mask, FLOATING + BOOLEAN)
-        shape = tuple(mask.shape)
-        own = (1,) * (x.ndim - len(shape)) + shape
-        if len(own) > x.ndim or any(n not in (1, m) for n, m in zip(own, x.shape, strict=True)):
-            raise ValueError(f"[{op}] 'mask' must broadcast to {tuple(x.shape)} but got {shape}.")
+        shape, whole = tuple(mask.shape), tuple(x.shape)
+        own = (1,) * (len(whole) - len(shape)) + shape
+        if own != whole and (
+            len(own) > len(whole) or any(n not in (1, m) for n, m in zip(own, whole, strict=True))
+        ):
+            raise ValueError(f"[{op}] 'mask' must broadcast to {whole} but got {shape}.")
     check_flag(op, "causal", causal)
     if offset is None:
         return None
@@ -308,9 +317,74 @@ def _check(x: mx.array, mask: mx.array | None, causal: bool, offset: Any) -> Any
         check_array(op, "offset", offset, (mx.int32,))
         if offset.ndim:
             raise ValueError(f"[{op}] 'offset' must have shape () but got {tuple(offset.shape)}.")
-        return mx.clip(offset, -_FAR, _FAR)
+        return offset
     number = check_integer(op, "offset", offset, "an int or an mx.array")
     return max(-_FAR, min(number, _FAR))
+
+
+def _masked_softmax(
+    x: mx.array, mask: mx.array | None, offset: Any, scale: mx.array, causal: bool
+) -> Way:
+    number = _check(x, mask, causal, offset)
+    moves = isinstance(offset, mx.array)
+    some = (x,) if mask is None else (x, mask)
+    keeps = mask is not None and mask.dtype == mx.bool_
+    added = mask is not None and not keeps
+    if settings().target == "reference" or cpu.any_shape(some):
+        dtype = mx.result_type(*some) if added else x.dtype
+        if not x.shape[-1] and not cpu.any_shape(some):
+            return lambda x, *_: x.astype(dtype)  # MLX finds no maximum of nothing
+
+        def in_mlx(x: mx.array, mask: Any, offset: Any, scale: mx.array) -> Any:
+            y = masked_softmax_reference(
+                x.astype(mx.float32), mask.astype(mx.float32) if added else mask, scale=scale,
+                causal=causal, offset=mx.clip(offset, -_FAR, _FAR) if moves else number,
+            )  # fmt: skip
+            return y.astype(dtype)
+
+        return in_mlx
+    *axes, d = x.shape
+    lead = tuple(axes)
+    lies, narrow, own = _NONE, False, lead
+    shape: tuple[int, ...] | None = None
+    if mask is not None:
+        there = tuple(mask.shape)
+        narrow = there[-1:] != (d,)
+        own = (1,) * (len(lead) + 1 - max(len(there), 1)) + there[:-1]
+        if own == lead:
+            lies, shape = _SAME, (*lead, d)
+        elif prod(own) == 1:
+            lies, shape = _COLUMN, (d,)
+        else:
+            lies = _SHARED
+        if shape == there:
+            shape = None
+    queries = (1,) * (len(lead) - 1) + lead[-1:]
+    start = d - (lead[-1] if lead else 1)
+    shift = _shift(start + (number or 0)) if causal and not moves else None
+    kernel = _forward(_Masking(lies, keeps, causal))
+
+    def run(x: mx.array, mask: Any, offset: Any, scale: mx.array) -> Any:
+        inputs = [x, scale]
+        if lies != _NONE:
+            if narrow:
+                mask = mx.broadcast_to(mask, (*mask.shape[:-1], d))
+            if shape is not None:
+                mask = mask.reshape(shape)
+            # A loop over bool does not vectorise.
+            inputs.append(mask.view(mx.uint8) if keeps else mask)
+        # Tables of rows are as long as x has rows, and not kept for every shape that there was.
+        if lies == _SHARED:
+            inputs.append(_rows_of(lead, own))
+        if causal:
+            inputs.append(_rows_of(lead, queries))
+            inputs.append(mx.clip(offset, -_FAR, _FAR) + start if shift is None else shift)
+        return kernel(*inputs)
+
+    return run
+
+
+_MASKED_SOFTMAX = Remembered(_masked_softmax)
 
 
 def masked_softmax(
@@ -341,41 +415,11 @@ def masked_softmax(
         keeps such a row finite. Gradients for x and for an added mask, summed over the axes that it
         was broadcast over.
     """
-    offset = _check(x, mask, causal, offset)
     factor = scalar(check_finite("masked_softmax", "scale", scale))
-    some = (x,) if mask is None else (x, mask)
-    if settings().target == "reference" or cpu.any_shape(some):
-        dtype = x.dtype if mask is None or mask.dtype == mx.bool_ else mx.result_type(*some)
-        if not x.shape[-1] and not cpu.any_shape(some):
-            return x.astype(dtype)  # MLX finds no maximum of nothing
-        masks = mask if mask is None or mask.dtype == mx.bool_ else mask.astype(mx.float32)
-        y = masked_softmax_reference(
-            x.astype(mx.float32), masks, scale=scale, causal=causal, offset=offset
-        )
-        return y.astype(dtype)  # type: ignore[no-any-return]
-    lead, d = tuple(x.shape[:-1]), x.shape[-1]
-    inputs: list[Any] = [x, factor]
-    lies, keeps = _NONE, mask is not None and mask.dtype == mx.bool_
-    if mask is not None:
-        if mask.shape[-1:] != (d,):
-            mask = mx.broadcast_to(mask, (*mask.shape[:-1], d))
-        own = (1,) * (x.ndim - mask.ndim) + tuple(mask.shape[:-1])
-        if own == lead:
-            lies, mask = _SAME, mask.reshape(x.shape)
-        elif prod(own) == 1:
-            lies, mask = _COLUMN, mask.reshape(d)
-        else:
-            lies = _SHARED
-        # A loop over bool does not vectorise.
-        inputs.append(mask.view(mx.uint8) if keeps else mask)
-        if lies == _SHARED:
-            inputs.append(_rows_of(lead, own))
-    if causal:
-        queries = lead[-1] if lead else 1
-        inputs.append(_rows_of(lead, (1,) * (len(lead) - 1) + lead[-1:]))
-        start = d - queries
-        inputs.append(scalar(start if offset is None else offset + start))
-    return _forward(_Masking(lies, keeps, causal))(*inputs)  # type: ignore[no-any-return]
+    arrays: tuple[Any, ...] = (x, mask, offset, factor)
+    if isinstance(offset, int):  # which may be another one in each call
+        return _masked_softmax(x, mask, offset, factor, causal)(*arrays)  # type: ignore[no-any-return]
+    return _MASKED_SOFTMAX(arrays, (causal,))  # type: ignore[no-any-return]
 
 
 register(
