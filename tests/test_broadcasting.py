@@ -235,3 +235,35 @@ def test_gradients_by_the_route_of_metal(function):
         got = slopes(function)
     for a, b in zip(got, slopes(lambda x, y: x * x * y + y), strict=True):
         close(a, b)
+
+
+@pytest.mark.on_cpu
+def test_a_call_that_was_looked_at_goes_by_no_values_and_keeps_no_array():
+    f = zmlx.elementwise.binary("x * y + 1.0")
+    x, row = mx.array([[1.0, 2.0], [3.0, 4.0]]), mx.array([10.0, 20.0])
+    for factor in (1.0, 2.0, -3.0):
+        assert mx.array_equal(f(x * factor, row), x * factor * row + 1)
+        assert mx.array_equal(f(x, row * factor), x * (row * factor) + 1)
+        assert mx.array_equal(f(x, factor), x * factor + 1)
+        assert mx.array_equal(f(factor, x), x * factor + 1)
+    kept = mx.zeros((1 << 18,))
+    mx.eval(f(kept, kept))
+    before = mx.get_active_memory()
+    del kept
+    assert before - mx.get_active_memory() >= 1 << 20
+
+
+@pytest.mark.on_cpu
+def test_a_number_and_an_array_of_one_are_binary_when_called_again():
+    f = zmlx.elementwise.binary("x + y")
+    x, one = mx.ones((4, 4), mx.float16), mx.array(1.0)
+    for _ in range(2):
+        assert f(x, 1.0).dtype == mx.float16
+        assert f(x, one).dtype == mx.float32
+        assert f(x, True).dtype == mx.float16
+        with pytest.raises(ValueError, match=r"\[binary\] 'y' must broadcast with"):
+            f(x, mx.ones((3,)))
+        with pytest.raises(ValueError, match=r"\[binary\] 'y' must have dtype"):
+            f(x, mx.ones((4, 4), mx.int32))
+        with pytest.raises(TypeError, match=r"\[binary\]"):
+            f(x, "1")

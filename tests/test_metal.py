@@ -71,6 +71,11 @@ def test_numbers_are_scalars_of_their_type():
     assert not np.signbit(metal.scalar(0.0).item())
     assert metal.scalar(True).dtype == mx.bool_
     assert metal.scalar(2**40).dtype == mx.int64
+    assert metal.scalar(1).dtype == mx.int32
+    assert metal.scalar(1.0).dtype == mx.float32
+    for n in (-(2**31) - 1, -(2**31), 2**31 - 1, 2**31):
+        assert metal.scalar(n).item() == n
+        assert metal.scalar(n).dtype == (mx.int32 if -(2**31) <= n < 2**31 else mx.int64)
 
 
 def test_init_value_template_and_several_outputs():

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, reduce
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -30,6 +30,7 @@ from .codegen import (
 from .metal import scalar
 from .packed import MOST_BUFFERS
 from .pattern import DtypeRule, PatternKernel
+from .remembered import Remembered, Way
 from .targets import cpu
 from .transforms import Arrays
 
@@ -91,6 +92,7 @@ class BroadcastFunction:
         self.inputs = tuple(inputs)
         self._dtypes = tuple(inputs.values())
         self._kernels: dict[Any, PatternKernel] = {}
+        self._looked_at = Remembered(self._find)
 
     def __call__(self, *arrays: mx.array | float, **named: mx.array | float) -> Any:
         """The outputs: an array, or a tuple of several. Inputs may be given by name."""
@@ -107,49 +109,69 @@ class BroadcastFunction:
                 f"[{self.name}] takes {len(self.inputs)} arrays ({', '.join(self.inputs)}) but got "
                 f"{len(arrays)}."
             )
-        values = [
-            x if isinstance(x, mx.array) else self._number(name, x, dtypes)
-            for name, x, dtypes in zip(self.inputs, arrays, self._dtypes, strict=True)
-        ]
+        given = tuple([isinstance(x, mx.array) for x in arrays])
+        if not all(given):
+            arrays = tuple(
+                x if is_array else self._number(name, x, dtypes)
+                for name, x, dtypes, is_array in zip(
+                    self.inputs, arrays, self._dtypes, given, strict=True
+                )
+            )
+        return self._looked_at(arrays, given)  # type: ignore[arg-type]
+
+    def _find(self, *values_and_given: Any) -> Way:
+        """How values of these shapes and dtypes are computed, and which of them were arrays."""
+        count = len(self.inputs)
+        values, given = values_and_given[:count], values_and_given[count:]
         for name, x, dtypes in zip(self.inputs, values, self._dtypes, strict=True):
             check_array(self.name, name, x, dtypes)
         shape = self._broadcast_shape(values)
-        tracing = cpu.maybe_tracing(tuple(values))
-        expanded = _expanded if tracing else mx.broadcast_to
-        kinds: list[str] = []
-        operands: list[mx.array] = []
-        if tracing and cpu.any_shape(tuple(values)):
+        tracing = bool(cpu.maybe_tracing(values))
+        any_shape = tracing and cpu.any_shape(values)
+        if any_shape:
             # Kinds, and what is expanded to a shape, hold for this one alone.
-            kinds = ["full"] * len(values)
-            operands = list(mx.broadcast_arrays(*[_widened(x, shape) for x in values]))
+            laid = [_Laid("full", widens=_is_widened(x, shape)) for x in values]
         else:
-            for x in values:
-                kind, operand = _operand(x, shape, expanded)
-                kinds.append(kind)
-                operands.append(operand)
-        if "full" not in kinds:
-            operands[0] = expanded(values[0], shape)
-            kinds[0] = "full"
-        is_widened = tracing and any(
-            o.dtype != x.dtype for o, x in zip(operands, values, strict=True)
-        )
-        if each_kind(kinds) == "row":
-            kinds = ["row" if k == "full" else k for k in kinds]
-        operands += [
-            _row_numbers(tuple(x.shape[:-1]), shape[:-1])
+            laid = [_laid(x, shape, tracing) for x in values]
+        if "full" not in [x.kind for x in laid]:
+            laid[0] = _expanding("full", values[0], shape, tracing)
+        if each_kind([x.kind for x in laid]) == "row":
+            laid = [x._replace(kind="row") if x.kind == "full" else x for x in laid]
+        kinds = tuple([x.kind for x in laid])
+        # Of operands that are shared, the number of the one that belongs to each row.
+        numbered = [
+            (tuple(x.shape[:-1]), shape[:-1])
             for x, kind in zip(values, kinds, strict=True)
             if kind == "shared"
         ]
-        decides: Decides = tuple(isinstance(x, mx.array) for x in arrays)
-        floating = [x.dtype for x in arrays if isinstance(x, mx.array) and x.dtype in FLOATING]
-        if is_widened:
+        decides: Decides = given
+        floating = [
+            x.dtype for x, is_array in zip(values, given, strict=True)
+            if is_array and x.dtype in FLOATING
+        ]  # fmt: skip
+        if tracing and any(x.widens for x in laid):
             decides = reduce(mx.result_type, floating)
         elif not floating:
             decides = (True,) * len(values)
-        key = tuple(kinds), decides
+        key = kinds, decides
         if key not in self._kernels:
             self._kernels[key] = self._build(*key)
-        return self._kernels[key](*operands)
+        kernel, changes = self._kernels[key], [x.change for x in laid]
+        if any_shape:
+            return lambda *values: kernel(
+                *mx.broadcast_arrays(*[_widened(x, shape) for x in values])
+            )
+        if not numbered and changes == [None] * count:
+            return kernel
+
+        def way(*values: mx.array) -> Any:
+            operands = [
+                x if change is None else change(x)
+                for x, change in zip(values, changes, strict=True)
+            ]
+            return kernel(*operands, *[_row_numbers(own, lead) for own, lead in numbered])
+
+        return way
 
     def _number(self, name: str, value: Any, dtypes: tuple[mx.Dtype, ...]) -> Any:
         """A number as the argument, a float where the argument is one; else `value`."""
@@ -215,36 +237,53 @@ def gradient_dtypes(
     return tuple((n,) if k == each else mx.float32 for n, k in zip(inputs, kinds, strict=True))
 
 
+class _Laid(NamedTuple):
+    """How an array takes part in an elementwise kernel: its kind, what is done with it before, and
+    whether it is expanded in another dtype than its own."""
+
+    kind: str
+    change: Callable[[mx.array], mx.array] | None = None
+    widens: bool = False
+
+
+def _is_widened(x: mx.array, shape: tuple[int, ...]) -> bool:
+    return x.dtype in (mx.float16, mx.bfloat16) and tuple(x.shape) != shape
+
+
 def _widened(x: mx.array, shape: tuple[int, ...]) -> mx.array:
     """`x` in the dtype that it is expanded to `shape` in: MLX adds up the gradient in it, and half
     precision is expanded in float32, so that its gradient is rounded once."""
-    is_half = x.dtype in (mx.float16, mx.bfloat16) and tuple(x.shape) != shape
-    return x.astype(mx.float32) if is_half else x
+    return x.astype(mx.float32) if _is_widened(x, shape) else x
 
 
-def _expanded(x: mx.array, shape: tuple[int, ...]) -> mx.array:
-    return mx.broadcast_to(_widened(x, shape), shape)
+def _expanding(kind: str, x: mx.array, shape: tuple[int, ...], tracing: bool) -> _Laid:
+    """An array that is expanded to `shape`, for a gradient where it is traced."""
+    if tracing:
+        return _Laid(
+            kind, lambda x: mx.broadcast_to(_widened(x, shape), shape), _is_widened(x, shape)
+        )
+    return _Laid(kind, lambda x: mx.broadcast_to(x, shape))
 
 
-def _operand(
-    x: mx.array,
-    shape: tuple[int, ...],
-    expanded: Callable[[mx.array, tuple[int, ...]], mx.array],
-) -> tuple[str, mx.array]:
-    """How an array takes part in an elementwise kernel over `shape`; where it has to be expanded,
-    by `expanded`."""
-    if tuple(x.shape) == shape and shape:
-        return "full", x
+def _laid(x: mx.array, shape: tuple[int, ...], tracing: bool) -> _Laid:
+    """How an array takes part in an elementwise kernel over `shape`."""
+    own = tuple(x.shape)
+    if own == shape and shape:
+        return _Laid("full")
     if x.size == 1:
-        return "scalar", x.reshape(())
-    if prod(x.shape[:-1]) == 1 and x.shape[-1] == shape[-1]:
-        return "column", x.flatten()
-    if shape[-1] >= _FEWEST_IN_A_ROW:
-        if x.shape[-1] == 1:
-            values = (*shape[:-1], 1)
-            return "per_row", (x if x.shape == values else expanded(x, values)).squeeze(-1)
-        return "shared", x
-    return "full", expanded(x, shape)
+        return _Laid("scalar", None if own == () else lambda x: x.reshape(()))
+    if prod(own[:-1]) == 1 and own[-1] == shape[-1]:
+        return _Laid("column", None if len(own) == 1 else mx.flatten)
+    if shape[-1] < _FEWEST_IN_A_ROW:
+        return _expanding("full", x, shape, tracing)
+    if own[-1] != 1:
+        return _Laid("shared")
+    values = (*shape[:-1], 1)
+    if own == values:
+        return _Laid("per_row", lambda x: x.squeeze(-1))
+    _, expand, widens = _expanding("per_row", x, values, tracing)
+    assert expand is not None
+    return _Laid("per_row", lambda x: expand(x).squeeze(-1), widens)
 
 
 def _row_numbers(own: tuple[int, ...], lead: tuple[int, ...]) -> mx.array:

@@ -131,6 +131,7 @@ def _scalar(kind: str, text: str) -> mx.array:
 
 
 _numbers: dict[float, mx.array] = {}
+_integers: dict[int, mx.array] = {}
 
 
 def scalar(value: Any) -> mx.array:
@@ -147,6 +148,13 @@ def scalar(value: Any) -> mx.array:
             if len(_numbers) >= 1024:
                 _numbers.clear()
             found = _numbers[value] = mx.array(value, dtype=mx.float32)
+        return found
+    if type(value) is int and -(2**31) <= value < 2**31:
+        found = _integers.get(value)
+        if found is None:
+            if len(_integers) >= 1024:
+                _integers.clear()
+            found = _integers[value] = mx.array(value, dtype=mx.int32)
         return found
     number = python_number(value)
     if number is None or (isinstance(number, int) and not -(2**63) <= number < 2**63):
