@@ -294,8 +294,9 @@ def use_kernel(op: str, x: mx.array, *others: mx.array | None) -> bool:
     """
     if not isinstance(x, mx.array):
         return False
-    if others and any(isinstance(o, mx.array) and o.dtype not in _FLOATS for o in others):
-        return False
+    for other in others:
+        if isinstance(other, mx.array) and other.dtype not in _FLOATS:
+            return False
     traced = cpu.maybe_tracing((x,)) != 0
     if choice(op, tuple(x.shape), x.dtype, training=traced).runs == "mlx":
         return False
