@@ -11,6 +11,15 @@ from zmlx.testing import EPS, assert_matches, gradients, oracle_namespace, to_nu
 XP = oracle_namespace()
 
 
+def arrays(*shapes, dtype=mx.float32, seed=0):
+    rng = np.random.default_rng(seed)
+    return [mx.array(rng.standard_normal(s)).astype(dtype) for s in shapes]
+
+
+def qkv(b=1, h=2, k=1, queries=37, keys=70, d=16, v=8, **more):
+    return arrays((b, h, queries, d), (b, k, keys, d), (b, k, keys, v), **more)
+
+
 def _fixed(values, kind):
     fixed = [None if x is None else to_numpy(x) for x in values]
     return [x.astype(kind) if x is not None and x.dtype == np.float64 else x for x in fixed]

@@ -3,58 +3,23 @@ tables and lengths allow."""
 
 import subprocess
 import sys
-import weakref
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from attention_oracle import assert_right, assert_right_gradients
+from attention_oracle import arrays, assert_right, assert_right_gradients
+from decode_arrays import each_batch, paged, qkv
 from plain_gradients import plain_gradients
 
 import zmlx
 from zmlx import checks, launch, metal
 from zmlx.kernels import decode_attention, decode_launch, paged_attention, quantized_attention
-from zmlx.kernels.attention import scaled_dot_product_attention_reference as plain
 from zmlx.kernels.decode_lanes import LANES
 from zmlx.kernels.paged import paged_attention_reference
 from zmlx.kernels.quantized import quantized_attention_reference
 
 KINDS = ("cpu", "gpu")
 OPTIONS = [{}, {"causal": True}, {"window": 40}, {"causal": True, "window": 9, "softcap": 2.0}]
-
-
-def arrays(*shapes, dtype=mx.float32, seed=0):
-    rng = np.random.default_rng(seed)
-    return [mx.array(rng.standard_normal(s)).astype(dtype) for s in shapes]
-
-
-def qkv(b=2, h=4, k=2, queries=3, keys=300, d=32, v=16, **more):
-    return arrays((b, h, queries, d), (b, k, keys, d), (b, k, keys, v), **more)
-
-
-def each_batch(q, k, v, lengths, sinks=None, *, xp, **options):
-    """The plain op on the keys that each batch has."""
-    return xp.concatenate(
-        [
-            plain(q[i : i + 1], k[i : i + 1, :, :n], v[i : i + 1, :, :n], None, sinks, **options,
-                  xp=xp)
-            for i, n in enumerate(lengths)
-        ]
-    )  # fmt: skip
-
-
-def paged(x, size, rng, spare=3):
-    """Keys as shuffled blocks, and the table; what no batch has is NaN."""
-    b, kv, s, d = x.shape
-    count = -(-s // size)
-    order = rng.permutation(b * count + spare)
-    cache = np.full((b * count + spare, size, kv, d), np.nan, dtype=np.float32)
-    table = order[: b * count].reshape(b, count)
-    padded = np.full((b, count * size, kv, d), np.nan, dtype=np.float32)
-    padded[:, :s] = np.array(x.astype(mx.float32)).transpose(0, 2, 1, 3)
-    for i in range(b):
-        cache[table[i]] = padded[i].reshape(count, size, kv, d)
-    return mx.array(cache).astype(x.dtype), mx.array(table.astype(np.int32))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -500,122 +465,3 @@ def test_queries_are_as_wide_as_the_values_that_keys_pack(d, bits):
     message = r"\[quantized_attention\] 'q' must have a last axis that is a multiple of 32 but got"
     with pytest.raises(ValueError, match=message):
         quantized_attention(mx.ones((*q.shape[:3], d)), *packed, *packed, bits=bits)
-
-
-# ---- calls that are looked at once ---------------------------------------------------------------
-
-OPS = {
-    "decode_attention": decode_attention,
-    "paged_attention": paged_attention,
-    "quantized_attention": quantized_attention,
-}
-
-
-def call_of(name, seed=0):
-    """Arrays of a call of the op, with lengths and sinks, and those of the plain op."""
-    q, k, v = qkv(d=32, v=32, seed=seed)
-    lengths, sinks = mx.array([300 - seed, 41 + seed]), mx.array([0.5, -1.0, 2.0, float(seed)])
-    if name == "paged_attention":
-        (cache_k, table), (cache_v, _) = (paged(x, 16, np.random.default_rng(seed)) for x in (k, v))
-        return (q, cache_k, cache_v, table, lengths, sinks), [q, k, v, lengths, sinks]
-    if name == "quantized_attention":
-        packed = [mx.quantize(x, 32, 8) for x in (k, v)]
-        k, v = (mx.dequantize(*x, 32, 8) for x in packed)
-        return (q, *packed[0], *packed[1], lengths, sinks), [q, k, v, lengths, sinks]
-    return (q, k, v, lengths, sinks), [q, k, v, lengths, sinks]
-
-
-@pytest.mark.parametrize("name", OPS)
-def test_a_repeated_call_goes_by_its_own_arrays(name):
-    """Lengths, tables, caches and sinks of the first call are not those of the others."""
-    for seed in range(3):
-        given, values = call_of(name, seed)
-        assert_right(OPS[name](*given, causal=True), values, each_batch, causal=True)
-
-
-@pytest.mark.parametrize("name", OPS)
-def test_each_option_of_a_repeated_call_counts(name):
-    given, values = call_of(name)
-    several = [{}, {"scale": 0.3}, {"scale": 0.4}, {"causal": True}, {"window": 9}, {"window": 40},
-               {"softcap": 1.0}, {"softcap": 2.0}]  # fmt: skip
-    for _ in range(2):
-        for options in several:
-            assert_right(OPS[name](*given, **options), values, each_batch, **options)
-
-
-@pytest.mark.parametrize("name", OPS)
-def test_a_repeated_call_may_leave_out_lengths_or_sinks(name):
-    (*given, lengths, sinks), (*values, _, _) = call_of(name)
-    for _ in range(2):
-        for has in ((lengths, sinks), (lengths, None), (None, sinks), (None, None)):
-            if has[0] is not None or name != "paged_attention":
-                reference = plain if has[0] is None else each_batch
-                known = [*values, None if has[0] is None else lengths, has[1]]
-                assert_right(OPS[name](*given, *has), known, reference)
-
-
-@pytest.mark.parametrize("name", OPS)
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"causal": 1}, "'causal' must be True or False but got int"),
-        ({"window": True}, "'window' must be an int but got bool"),
-        ({"window": 1.0}, "'window' must be an int but got float"),
-        ({"softcap": True}, "'softcap' must be a number but got bool"),
-        ({"scale": mx.array(1.0)}, "'scale' must be a number but got array"),
-    ],
-)
-def test_an_option_that_equals_a_good_one_is_refused(name, options, message):
-    given, _ = call_of(name)
-    OPS[name](*given, scale=1.0, causal=True, window=1, softcap=1.0)
-    for _ in range(2):
-        with pytest.raises(TypeError, match=rf"\[{name}\] {message}"):
-            OPS[name](*given, **{"scale": 1.0, "causal": True, "window": 1, **options})
-
-
-@pytest.mark.parametrize("name", OPS)
-def test_a_bad_call_raises_after_a_good_one(name):
-    given, _ = call_of(name)
-    OPS[name](*given)
-    for at in range(len(given)):
-        bad = [*given]
-        bad[at] = given[at][None]
-        with pytest.raises(ValueError, match=rf"\[{name}\] '\w+' must"):
-            OPS[name](*bad)
-        bad[at] = given[at].astype(mx.int8)
-        with pytest.raises(ValueError, match=rf"\[{name}\] '\w+' must"):
-            OPS[name](*bad)
-        bad[at] = 1.0
-        with pytest.raises(TypeError, match=rf"\[{name}\] '\w+' must be an mx.array but got float"):
-            OPS[name](*bad)
-
-
-@pytest.mark.parametrize("name", OPS)
-def test_a_repeated_call_is_checked_when_checking(name, monkeypatch):
-    (*given, lengths, sinks), _ = call_of(name)
-    monkeypatch.setattr(checks, "ENABLED", True)
-    for _ in range(2):
-        OPS[name](*given, lengths, sinks)
-        with pytest.raises(ValueError, match=rf"\[{name}\] '\w+' must be in range but got 305"):
-            OPS[name](*given, mx.array([5, 305]), sinks)
-
-
-@pytest.mark.parametrize("name", OPS)
-def test_a_call_keeps_none_of_its_arrays(name):
-    given, values = call_of(name)
-    for _ in range(2):
-        mx.eval(OPS[name](*given))
-    alive = [weakref.ref(x) for x in given]
-    del given, values
-    assert [x() for x in alive] == [None] * len(alive)
-
-
-@pytest.mark.parametrize("name", OPS)
-def test_a_repeated_call_has_gradients(name):
-    """What is found for arrays is not what a gradient needs, nor the other way round."""
-    (q, *others), _ = call_of(name)
-    for _ in range(2):
-        out = OPS[name](q, *others)
-        y, gradient = mx.value_and_grad(lambda q: OPS[name](q, *others).sum())(q)
-        np.testing.assert_allclose(out.sum(), y, rtol=1e-5)
-        assert np.abs(np.array(gradient)).max() > 0

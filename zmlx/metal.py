@@ -130,32 +130,32 @@ def _scalar(kind: str, text: str) -> mx.array:
     return mx.array(float(text), dtype=mx.float32)
 
 
-_numbers: dict[float, mx.array] = {}
-_integers: dict[int, mx.array] = {}
+#: Numbers of one type in each, since 1 and 1.0 are the same key.
+_floats: dict[Any, mx.array] = {}
+_integers: dict[Any, mx.array] = {}
+
+
+def _kept(known: dict[Any, mx.array], value: float, dtype: mx.Dtype) -> mx.array:
+    found = known.get(value)
+    if found is None:
+        if len(known) >= 1024:
+            known.clear()
+        found = known[value] = mx.array(value, dtype=dtype)
+    return found
 
 
 def scalar(value: Any) -> mx.array:
     """A 0-d array of a number of Python or NumPy: bool, int32 (int64 beyond), or float32.
 
     It is cached, since a new array costs more than the launch. Zeros and NaN go by their text,
-    because as keys 0.0 equals -0.0 and False, and NaN nothing.
+    because as keys 0.0 equals -0.0 and NaN nothing.
     """
     if isinstance(value, mx.array):
         return value
     if type(value) is float and value != 0.0 and value == value:
-        found = _numbers.get(value)
-        if found is None:
-            if len(_numbers) >= 1024:
-                _numbers.clear()
-            found = _numbers[value] = mx.array(value, dtype=mx.float32)
-        return found
+        return _kept(_floats, value, mx.float32)
     if type(value) is int and -(2**31) <= value < 2**31:
-        found = _integers.get(value)
-        if found is None:
-            if len(_integers) >= 1024:
-                _integers.clear()
-            found = _integers[value] = mx.array(value, dtype=mx.int32)
-        return found
+        return _kept(_integers, value, mx.int32)
     number = python_number(value)
     if number is None or (isinstance(number, int) and not -(2**63) <= number < 2**63):
         raise ValueError(f"[zmlx] 'value' must be a number of 64 bits but got {value!r}.")

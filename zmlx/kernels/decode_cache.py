@@ -20,7 +20,7 @@ class Cache(NamedTuple):
         bits: of a quantised value.
         lengths: whether each batch has its own number of keys.
         mask: not given, of what to keep, or added; of an array alone.
-        causal, window, softcap, sinks: whether these are there.
+        causal, window, softcap: whether these are there.
     """
 
     kind: str = PLAIN
@@ -30,11 +30,10 @@ class Cache(NamedTuple):
     causal: bool = False
     window: bool = False
     softcap: bool = False
-    sinks: bool = False
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The inputs, in order."""
+        """The inputs, in order; sinks are beside them."""
         cached: tuple[str, ...] = ("k", "v")
         if self.kind == QUANTIZED:
             cached = ("k", "k_scales", "k_biases", "v", "v_scales", "v_biases")
@@ -45,7 +44,6 @@ class Cache(NamedTuple):
             *(("lengths",) if self.lengths else ()),
             *(("window",) if self.window else ()),
             *(("softcap",) if self.softcap else ()),
-            *(("sinks",) if self.sinks else ()),
         )  # fmt: skip
 
 

@@ -300,10 +300,9 @@ def spans(form: Cache) -> KernelSpec:
         shift_k=SHIFT_K if form.kind == QUANTIZED else "",
         shift_v=SHIFT_V if form.kind == QUANTIZED else "",
     )
-    inputs = tuple(n for n in form.inputs if n != "sinks")
     return KernelSpec(
         NAMES[form.kind] + "__spans",
-        (*inputs, "sizes"),
+        (*form.inputs, "sizes"),
         ("found", "peak", "weight"),
         body,
         HEADER + LANES + PRODUCTS,
