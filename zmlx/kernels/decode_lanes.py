@@ -234,12 +234,11 @@ inline void zmlx_weights(
     thread float* s, thread float* top, thread float* total, thread float* change) {
     float lanes[16];
     for (int u = 0; u < 16; ++u) {
-        lanes[u] = s[u];
-    }
-    for (int key = 16; key < KEYS; key += 16) {
-        for (int u = 0; u < 16; ++u) {
-            lanes[u] = max(lanes[u], s[key + u]);
+        float larger = s[u];
+        for (int key = 16; key < KEYS; key += 16) {
+            larger = max(larger, s[key + u]);
         }
+        lanes[u] = larger;
     }
     const float most = max(*top, zmlx_folded<true>(lanes));
     const float by = exp(*top - most);

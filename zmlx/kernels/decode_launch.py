@@ -28,7 +28,12 @@ _MOST_ROWS = 8
 WIDEST = 8192
 #: Keys of a span and of a tile, on a CPU and on a GPU.
 _CPU_SPAN, _GPU_SPAN = 1024, 256
+#: Of a span on a CPU whose heads lie side by side: one head after the other comes to the same pages
+#: of memory, which the CPU still has the addresses of.
+_PAGED_SPAN = 256
 _CPU_KEYS, _GPU_KEYS = 32, 8
+#: Of a tile of packed values on a CPU, which are a quarter of the bytes or less.
+_PACKED_KEYS = 64
 
 
 def _rows(queries: int, heads: int, kv_heads: int) -> tuple[int, int]:
@@ -53,7 +58,10 @@ def runs_on_cpu() -> bool:
 
 @cache
 def _spans(form: Cache, bits: int, group_size: int, on_cpu: bool) -> BodyKernel:
-    span = _CPU_SPAN if on_cpu else _GPU_SPAN
+    def span_for(kv_heads: int) -> int:
+        if not on_cpu:
+            return _GPU_SPAN
+        return _PAGED_SPAN if form.kind == PAGED and kv_heads > 1 else _CPU_SPAN
 
     def plan(chosen: launch.Settings, inputs: Arrays) -> Plan:
         named = dict(zip(form.inputs, inputs, strict=False))
@@ -69,12 +77,14 @@ def _spans(form: Cache, bits: int, group_size: int, on_cpu: bool) -> BodyKernel:
                 )
         kv_heads, keys = _keys(form, named)
         rows, chunks = _rows(queries, h, kv_heads)
+        span = span_for(kv_heads)
         splits = max(1, -(-keys // span))
         threads = 1 if on_cpu else 32
+        at_once = _GPU_KEYS if not on_cpu else _PACKED_KEYS if bits else _CPU_KEYS
         template = (
             *(() if bits else (("T", k.dtype),)),
             ("D", d), ("DV", values), ("ROWS", rows), ("TPR", threads), ("BITS", bits),
-            ("GROUP", group_size), ("KEYS", _CPU_KEYS if on_cpu else _GPU_KEYS), ("SIZE", size),
+            ("GROUP", group_size), ("KEYS", at_once), ("SIZE", size),
         )  # fmt: skip
         total = (b, kv_heads, queries * h // max(1, kv_heads), splits)
         return Plan(
@@ -89,6 +99,7 @@ def _spans(form: Cache, bits: int, group_size: int, on_cpu: bool) -> BodyKernel:
         named = dict(zip(form.inputs, inputs, strict=False))
         q, (k, v) = named["q"].astype(mx.float32), _dense(form, named, bits, mx)
         kv_heads, keys = _keys(form, named)
+        span = span_for(kv_heads)
         splits = max(1, -(-keys // span))
         z = decode_scores(
             q, k, named.get("lengths"), named["scale"], form.causal, named.get("window"),
