@@ -41,6 +41,7 @@ from .transforms import Record, Reference, Rule, custom_function, is_strict
 
 _MATH_MODES = ("safe", "relaxed", "fast")
 _LAUNCHES_KEPT = 256
+_NUMBERS = (float, int, bool)
 _SURROGATE = re.compile("[\ud800-\udfff]")  # which no compiler can read
 
 
@@ -172,6 +173,8 @@ class MetalKernel:
         self.vjp = vjp
         self.reference = reference
         self._launches: OrderedDict[Any, Any] = OrderedDict()
+        # Those of the CPU again, by a call's arguments as they are given.
+        self._calls: dict[Any, dict[bytes, Any]] = {}
         self._count = 0
 
     def __repr__(self) -> str:
@@ -215,6 +218,35 @@ class MetalKernel:
                 integers only takes an integer that a float32 holds exactly.
             verbose: print the complete Metal text.
         """
+        calls = key = None
+        if not verbose and (settings := launch.settings()).target == "cpu":
+            calls = self._calls.setdefault(settings, {})
+            given = tuple([scalar(x) if x.__class__ in _NUMBERS else x for x in inputs])
+            pairs = tuple(template.items()) if template.__class__ is dict else template
+            options = (pairs, grid, threadgroup, output_shapes, output_dtypes, init_value)
+            key = cpu.known(calls, given, options)
+            if key is not None and key.__class__ is not bytes:
+                self._count += 1
+                return cpu.launch(key, given)
+        arrays, configuration = self._looked_at(
+            inputs, template, grid, threadgroup, output_shapes, output_dtypes, init_value
+        )
+        if verbose:
+            template, dtypes = configuration[0], configuration[4]
+            print(self.spec.source("metal", *arrays, template=template, output_dtypes=dtypes))
+        return self._launch(arrays, configuration, calls, key)
+
+    def _looked_at(
+        self,
+        inputs: tuple[Any, ...],
+        template: Any,
+        grid: Any,
+        threadgroup: Any,
+        output_shapes: Any,
+        output_dtypes: Any,
+        init_value: Any,
+    ) -> tuple[tuple[mx.array, ...], tuple[Any, ...]]:
+        """The arrays of a call and what it asks for, in its final form or refused."""
         spec = self.spec
         if len(inputs) != len(spec.input_names):
             raise ValueError(
@@ -263,7 +295,7 @@ class MetalKernel:
             raise ValueError(
                 f"[{spec.name}] 'threadgroup' must have 1 to 1024 threads but got {group3}."
             )
-        configuration = (
+        return arrays, (
             template_of(spec.name, template),
             grid3,
             group3,
@@ -271,11 +303,14 @@ class MetalKernel:
             tuple(output_dtypes),
             init_value,
         )
-        if verbose:
-            print(spec.source("metal", *arrays, template=template, output_dtypes=output_dtypes))
-        return self._launch(arrays, configuration)
 
-    def _launch(self, arrays: tuple[mx.array, ...], configuration: tuple[Any, ...]) -> Any:
+    def _launch(
+        self,
+        arrays: tuple[mx.array, ...],
+        configuration: tuple[Any, ...],
+        calls: dict[bytes, Any] | None,
+        asked: bytes | None,
+    ) -> Any:
         self._count += 1
         settings = launch.settings()
         shapes, dtypes = configuration[3:5]
@@ -300,6 +335,11 @@ class MetalKernel:
             self._launches[key] = prepared
             while len(self._launches) > _LAUNCHES_KEPT:
                 self._launches.popitem(last=False)
+                self._calls.clear()
+        if calls is not None and asked is not None:
+            if len(calls) >= launch.SHAPES_KEPT:
+                calls.clear()
+            calls[asked] = prepared
         return call(self.spec.name, settings.target, prepared, arrays, reference, self.vjp)
 
 
