@@ -1,6 +1,8 @@
 """Layers whose projections `mlx.nn.quantize` or mlx-lm's tuner replaced, against mlx-lm's with the
 same replacements."""
 
+import copy
+
 import mlx.core as mx
 import mlx.nn as mnn
 import pytest
@@ -113,6 +115,45 @@ def test_experts_with_adapters_are_those_of_mlx_lm(tokens, names, mode, runs):
         assert isinstance(ours.layers[0][name], LoRASwitchLinear) == (name in names)
     with zmlx.prefer(runs):
         assert_alike(ours, theirs, *tokens_and_choices(tokens))
+
+
+@pytest.mark.on_cpu
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dequantize", [False, True])
+@pytest.mark.parametrize("mode", [None, *MODES])
+def test_adapters_of_experts_are_fused_into_layers_of_their_kind(mode, dequantize, bias):
+    mx.random.seed(5)
+    layer = nn.SwitchLinear(64, 96, 8, bias=bias)
+    if bias:
+        layer.bias = mx.random.normal((8, 96))
+    model = Model(layer)
+    if mode is not None:
+        mnn.quantize(model, **MODES[mode])
+    base = model.layers[0]
+    adapted = copy.deepcopy(base.to_lora(r=4, scale=2.0))
+    adapted.lora_b = 0.1 * mx.random.normal(adapted.lora_b.shape)
+    fused = adapted.fuse(dequantize)
+    quantised = mode is not None and not dequantize
+    assert type(fused) is (nn.QuantizedSwitchLinear if quantised else nn.SwitchLinear)
+    if quantised:
+        kept = ("group_size", "bits", "mode")
+        assert [getattr(fused, name) for name in kept] == [getattr(base, name) for name in kept]
+        plain, before = fused.dequantized(), base.dequantized()
+    else:
+        plain, before = fused, base if mode is None else base.dequantized()
+    product = adapted.scale * adapted.lora_b @ adapted.lora_a
+    want = before.weight + product.astype(before.weight.dtype)
+    # 4 bits of what lies within a group; mxfp's steps grow with the number, to a quarter of it.
+    bound = 0.3 * mx.abs(want).max().item() if quantised else 0.0
+    assert plain.weight.dtype == want.dtype
+    assert mx.abs(plain.weight - want).max().item() <= bound
+    assert ("bias" in fused) == bias
+    if bias:
+        assert mx.array_equal(fused.bias, layer.bias)
+    if mode is None:
+        x = mx.random.normal((5, 1, 1, 64))
+        indices = mx.random.randint(0, 8, (5, 2)).astype(mx.uint32)
+        assert mx.allclose(fused(x, indices), adapted(x, indices), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.on_cpu

@@ -38,10 +38,10 @@ class _Stacked(mnn.Module):
         return self.weight.shape[0]
 
     def to_lora(self, r: int = 8, dropout: float = 0.0, scale: float = 20.0) -> mnn.Module:
-        """The layer with an adapter of rank `r`, for `mlx_lm.tuner`: its ``LoRASwitchLinear``."""
-        from mlx_lm.tuner.lora import LoRASwitchLinear
+        """The layer with an adapter of rank `r`, for `mlx_lm.tuner`: a ``LoRASwitchLinear``."""
+        from .lora import LoRAExperts
 
-        return LoRASwitchLinear.from_base(self, r, dropout, scale)  # type: ignore[no-any-return]
+        return LoRAExperts.over(self, r, dropout, scale)  # type: ignore[arg-type]
 
 
 class SwitchLinear(_Stacked):
@@ -71,6 +71,16 @@ class SwitchLinear(_Stacked):
         self.weight = mx.random.uniform(-scale, scale, (num_experts, output_dims, input_dims))
         if bias:
             self.bias = mx.zeros((num_experts, output_dims))
+
+    @classmethod
+    def of(cls, weight: mx.array, bias: mx.array | None) -> SwitchLinear:
+        """The layer of these weights."""
+        experts, outputs, inputs = weight.shape
+        layer = cls(inputs, outputs, experts, False)
+        layer.weight = weight
+        if bias is not None:
+            layer.bias = bias
+        return layer
 
     @property
     def input_dims(self) -> int:
@@ -184,6 +194,16 @@ class QuantizedSwitchLinear(_Stacked):
             f"num_experts={self.num_experts}, bias={'bias' in self}, "
             f"group_size={self.group_size}, bits={self.bits}, mode={self.mode}"
         )
+
+    def dequantized(self) -> SwitchLinear:
+        """The layer with weights of the dtype of its scales, bfloat16 where those are bytes."""
+        how: dict[str, Any] = {"group_size": self.group_size, "bits": self.bits, "mode": self.mode}
+        if "global_scale" in self:
+            parts = zip(self.weight, self.scales, self.global_scale, strict=True)
+            weight = mx.stack([mx.dequantize(w, s, global_scale=g, **how) for w, s, g in parts])
+        else:
+            weight = mx.dequantize(self.weight, self.scales, self.get("biases"), **how)
+        return SwitchLinear.of(weight, self.get("bias"))
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
         # MLX before 0.32.3 does not know the name.
