@@ -32,9 +32,11 @@ from zmlx.bench.variants import (
     EAGER,
     GPU_GEOMETRY,
     MODES,
+    SMALL,
     TORCH,
     TORCH_COMPILED,
     ZMLX,
+    mlx_names,
     mlx_ways,
 )
 from zmlx.bench.work import Work, work
@@ -112,10 +114,32 @@ def test_every_variant_runs_in_every_round_and_in_every_place():
 def test_caches_are_filled_after_the_preparation_and_before_the_clock():
     events = []
     variant = Variant(
-        "v", lambda given: events.append(f"call {given}"), lambda: events.append("before") or 7
+        "v",
+        lambda given: events.append(f"call {given}"),
+        lambda: events.append("before") or 7,
+        lambda: events.append("ready"),
     )
     variant.seconds(lambda: events.append("between"))
-    assert events == ["before", "between", "call 7"]
+    assert events == ["before", "between", "ready", "call 7"]
+    events.clear()
+    replace(variant, anchor=True).seconds(lambda: events.append("between"))
+    assert events == ["before", "call 7"]
+
+
+def test_each_library_makes_a_small_call_of_its_own_ahead_of_the_clock(monkeypatch):
+    op = registry.get("silu")
+    problem, _ = rows.pose(op, op.cases[0], mx.float32)
+    called = []
+    function = op.function
+    monkeypatch.setattr(
+        registry,
+        "get",
+        lambda name: replace(op, function=lambda x: called.append(x.size) or function(x)),
+    )
+    ways = [make() for mode in MODES for make in mlx_ways(problem, mode, mlx_names(op)).values()]
+    for way in ways:
+        way.variant.ready()
+    assert called == [SMALL] * len(ways)
 
 
 def test_only_hopelessly_slow_variants_sit_rounds_out():

@@ -2,8 +2,8 @@
 
 Whatever disturbs the machine for a while disturbs all variants of a round alike, so ratios are
 formed within rounds (see `summary.paired`). All variants are warmed up by the same rounds, until
-none needs fresh pages any more (a hopelessly slow one by the first alone), and before every timed
-call the caches are filled with other data.
+none needs fresh pages any more (a hopelessly slow one by the first alone). Before every timed call
+the caches are filled with other data, and then with the code that all calls of its library run.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Variant:
         call: what is timed; its result must be complete when it returns. It gets what `before`
             returned.
         before: runs untimed ahead of every call.
+        ready: runs untimed just before the call, after the caches were filled with other data: a
+            small call of the library, whose code is in the caches in the middle of a model.
         self_timed: `call` returns its own time in seconds.
         anchor: a bound of the machine and no way to compute the thing: nothing is hopelessly slow
             beside it, and what is in the caches ahead of it makes no difference.
@@ -53,12 +55,13 @@ class Variant:
     name: str
     call: Callable[[Any], Any]
     before: Callable[[], Any] = lambda: None
+    ready: Callable[[], Any] = lambda: None
     self_timed: bool = False
     anchor: bool = False
     every: int = 1
 
     def seconds(self, between: Callable[[], None]) -> float:
-        """Runs once, after `before` and `between`, and returns the time of the call."""
+        """Runs once, after `before`, `between` and `ready`, and returns the time of the call."""
         return self.times(between)[1]
 
     def times(self, between: Callable[[], None]) -> tuple[float, float]:
@@ -68,6 +71,7 @@ class Variant:
         ahead = time.perf_counter() - start
         if not self.anchor:
             between()
+            self.ready()
         start = time.perf_counter()
         result = self.call(given)
         seconds = time.perf_counter() - start

@@ -31,10 +31,12 @@ HOW = """\
 - **Time** is the median over interleaved rounds: every way to compute a thing runs in every round,
   in rotating order, after the same rounds of warm-up. Arguments are evaluated before the clock
   starts, results before it stops. Before each timed call the caches are filled with other data, as
-  they are in the middle of a model; a small shape therefore shows a cold start. Of that data as
-  large a share has still to be written back as results are of the bytes that the op moves (half at
-  most): a call pays for what was written before it, and leaves its own results for others. Rows
-  that were measured before 2026-11-29 13:00 UTC found half of it so, whatever the op.
+  they are in the middle of a model. Of that data as large a share has still to be written back as
+  results are of the bytes that the op moves (half at most): a call pays for what was written before
+  it, and leaves its own results for others. Then the library makes a small call, as the code that
+  all its calls run is in the caches there. Rows that were measured before 2026-11-29 13:00 UTC
+  found half of the data to be written, whatever the op, and those before 2026-11-30 01:00 UTC began
+  without the small call: a small shape shows a cold start there.
 - **Ratios** are the time of another way over the time of zmlx, formed round by round; the median
   and its 95 % interval (order statistics) are given. Above 1 zmlx is faster, below 1 it is slower.
   A way that is ten times slower than the fastest may sit out rounds, never below three timings, or

@@ -16,7 +16,7 @@ from .. import launch
 from ..arguments import dtype_name
 from ..registry import Op
 from .measure import Variant
-from .variants import TORCH, TORCH_COMPILED, Problem, Way
+from .variants import SMALL, TORCH, TORCH_COMPILED, Problem, Way
 
 
 def is_installed() -> bool:
@@ -75,6 +75,10 @@ def _way(name: str, problem: Problem, mode: str, threads: int) -> Way:
         compute = torch.compile(compute, dynamic=False)
     tensors: list[Any] = [None if x is None else _tensor(x) for x in problem.values]
     cotangents = [_tensor(c) for c in problem.cotangents]
+    small = torch.zeros(SMALL)
+
+    def small_call() -> None:
+        torch.abs(small)
 
     def forward() -> tuple[Any, ...]:
         result = compute(*tensors)
@@ -86,7 +90,7 @@ def _way(name: str, problem: Problem, mode: str, threads: int) -> Way:
             with torch.no_grad():
                 return forward()
 
-        return Way(Variant(name, call), lambda: _numbers(call(None)))
+        return Way(Variant(name, call, ready=small_call), lambda: _numbers(call(None)))
 
     leaves = [tensors[i].requires_grad_() for i in problem.which]
 
@@ -100,8 +104,9 @@ def _way(name: str, problem: Problem, mode: str, threads: int) -> Way:
         return *outputs, *backward(outputs)
 
     if mode == "both":
-        return Way(Variant(name, both), lambda: _numbers(both(None)))
-    return Way(Variant(name, backward, forward), lambda: _numbers(backward(forward())))
+        return Way(Variant(name, both, ready=small_call), lambda: _numbers(both(None)))
+    variant = Variant(name, backward, forward, small_call)
+    return Way(variant, lambda: _numbers(backward(forward())))
 
 
 def _numbers(tensors: Sequence[Any]) -> list[np.ndarray[Any, Any]]:

@@ -17,14 +17,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from .. import launch
+from .. import launch, registry
 from ..registry import Op
 from .measure import Variant
+
+#: Numbers of a call that is small, and yet for all threads.
+SMALL = 1 << 16
 
 MODES = ("forward", "backward", "both")
 
@@ -146,7 +150,7 @@ def _way(
             mx.eval(outputs)
             return outputs
 
-        return Way(Variant(name, call), lambda: _numbers(call(None)))
+        return Way(Variant(name, call, ready=_small_call), lambda: _numbers(call(None)))
 
     steps = mx.compile(with_gradients) if compiled else with_gradients
 
@@ -169,11 +173,25 @@ def _way(
         return gradients
 
     if mode == "both":
-        return Way(Variant(name, evaluate_both), lambda: _numbers(evaluate_both(None)))
+        both = Variant(name, evaluate_both, ready=_small_call)
+        return Way(both, lambda: _numbers(evaluate_both(None)))
     return Way(
-        Variant(name, evaluate_backward, evaluated_forward),
+        Variant(name, evaluate_backward, evaluated_forward, _small_call),
         lambda: _numbers(evaluate_backward(evaluated_forward())),
     )
+
+
+@cache
+def _small_array() -> mx.array:
+    x = mx.zeros(SMALL)
+    mx.eval(x)
+    return x
+
+
+def _small_call() -> None:
+    """An op of zmlx and one of MLX."""
+    x = _small_array()
+    mx.eval(registry.get("silu").function(x), mx.abs(x))
 
 
 def _numbers(arrays: Sequence[mx.array]) -> list[np.ndarray[Any, Any]]:
