@@ -8,6 +8,7 @@ const python = @import("python.zig");
 const shim = @import("shim.zig");
 const specs = @import("spec.zig");
 const isIdentifier = @import("codegen/text.zig").isIdentifier;
+const Shape = @import("arguments.zig").Shape;
 const number = @import("arguments.zig").number;
 const Allocator = std.mem.Allocator;
 const Array = arrays.Array;
@@ -187,6 +188,11 @@ pub const MetalKernel = struct {
         );
         for (shared.inputs, inputs) |name, x| try checkKnown(op, name, x.dtype());
         for (shared.outputs, how.output_dtypes) |name, dtype| try checkKnown(op, name, dtype);
+        for (how.output_shapes) |shape| for (shape) |n| if (n < 0) return errors.invalid(
+            "[{s}] 'output_shapes' must have sizes of at least 0 but got {f}.",
+            .{ op, Shape{ .sizes = shape } },
+        );
+        try checkThreadgroup(op, how.threadgroup);
         if (how.init_value) |value| {
             for (how.output_dtypes) |dtype| try checkInitValue(op, value, dtype);
         } else if (empty(u32, &how.grid)) {
@@ -215,8 +221,8 @@ pub const MetalKernel = struct {
             .input_count = inputs.len,
             .template_arguments = template.ptr,
             .template_count = template.len,
-            .grid = try extent(op, "grid", how.grid),
-            .threadgroup = try extent(op, "threadgroup", how.threadgroup),
+            .grid = try gridOf(op, how.grid),
+            .threadgroup = @bitCast(how.threadgroup),
             .output_shapes = shapes.ptr,
             .output_ndims = ndims.ptr,
             .output_dtypes = @ptrCast(how.output_dtypes.ptr),
@@ -262,6 +268,19 @@ fn checkKnown(op: []const u8, name: []const u8, dtype: Dtype) Error!void {
     );
 }
 
+/// Metal's own limit for any pipeline.
+const most_threads = 1024;
+
+fn checkThreadgroup(op: []const u8, sizes: [3]u32) Error!void {
+    var threads: u64 = 1;
+    for (sizes) |n| threads *= @min(n, most_threads + 1);
+    if (threads >= 1 and threads <= most_threads) return;
+    return errors.invalid(
+        "[{s}] 'threadgroup' must have 1 to {d} threads but got ({d}, {d}, {d}).",
+        .{ op, most_threads, sizes[0], sizes[1], sizes[2] },
+    );
+}
+
 fn checkInitValue(op: []const u8, value: f32, dtype: Dtype) Error!void {
     const lowest: i128, const highest: i128 = switch (dtype) {
         inline .uint8, .uint16, .uint32, .uint64, .int8, .int16, .int32, .int64 => |d| limits: {
@@ -286,11 +305,11 @@ fn empty(T: type, sizes: []const T) bool {
     return std.mem.indexOfScalar(T, sizes, 0) != null;
 }
 
-fn extent(name: []const u8, argument: []const u8, sizes: [3]u32) Error![3]i32 {
+fn gridOf(op: []const u8, sizes: [3]u32) Error![3]i32 {
     var result: [3]i32 = undefined;
     for (&result, sizes) |*to, n| to.* = std.math.cast(i32, n) orelse return errors.invalid(
-        "[{s}] '{s}' must be below 2^31 but got ({d}, {d}, {d}).",
-        .{ name, argument, sizes[0], sizes[1], sizes[2] },
+        "[{s}] 'grid' must be below 2^31 but got ({d}, {d}, {d}).",
+        .{ op, sizes[0], sizes[1], sizes[2] },
     );
     return result;
 }

@@ -154,6 +154,10 @@ test "a launch that cannot be is refused" {
     bad = good;
     bad.output_shapes = &.{&.{-4}};
     try testing.expectError(error.InvalidArgument, kernel.launch(&.{x}, bad, &y));
+    try testing.expectEqualStrings(
+        "[double] 'output_shapes' must have sizes of at least 0 but got (-4,).",
+        zmlx.lastError(),
+    );
     bad = good;
     bad.output_dtypes = &.{.float64};
     try testing.expectError(error.InvalidArgument, kernel.launch(&.{x}, bad, &y));
@@ -165,10 +169,12 @@ test "a launch that cannot be is refused" {
         zmlx.lastError(),
     );
     bad = good;
-    bad.threadgroup = .{ 2048, 1, 1 };
-    try testing.expectError(error.InvalidArgument, kernel.launch(&.{x}, bad, &y));
-    const reason = "'threadgroup' must hold at most 1024";
-    try testing.expect(std.mem.find(u8, zmlx.lastError(), reason) != null);
+    for ([_][3]u32{ .{ 0, 1, 1 }, .{ 32, 33, 1 }, .{ 1 << 31, 1, 1 } }) |threadgroup| {
+        bad.threadgroup = threadgroup;
+        try testing.expectError(error.InvalidArgument, kernel.launch(&.{x}, bad, &y));
+        const reason = "[double] 'threadgroup' must have 1 to 1024 threads but got (";
+        try testing.expectStringStartsWith(zmlx.lastError(), reason);
+    }
     bad = good;
     bad.grid = .{ 1 << 31, 1, 1 };
     try testing.expectError(error.InvalidArgument, kernel.launch(&.{x}, bad, &y));
