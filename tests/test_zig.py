@@ -396,6 +396,18 @@ def test_a_missing_mlx_is_named(tmp_path):
     assert "pip install 'mlx[cpu]'" in done.stderr
 
 
+def test_another_mlx_than_the_library_was_built_for_is_named(tmp_path):
+    source, other = tmp_path / "other.cc", tmp_path / "other.so"
+    source.write_text('namespace mlx::core { const char* version() { return "0.1.23"; } }')
+    compiler = os.environ.get("ZMLX_CXX") or "g++"
+    subprocess.run([compiler, "-shared", "-fPIC", source, "-o", other], check=True)
+    answer, _ = softmax_with(tmp_path, LD_PRELOAD=str(other))
+    assert answer == {
+        "error": f"[zmlx] 'mlx' must be the version {mx.__version__} that this library was built "
+        "for but got 0.1.23. Build it again."
+    }
+
+
 def test_the_version_of_zig_is_pinned_in_one_place():
     import ziglang  # noqa: F401  (the pin is what is installed)
 

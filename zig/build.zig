@@ -196,7 +196,8 @@ fn addLibrary(b: *Build, options: Options) !Build.LazyPath {
     if (mac) {
         link.addArg("-Wl,-install_name,@rpath/libzmlx.dylib");
     } else {
-        link.addArgs(&.{ "-ldl", "-Wl,-soname,libzmlx.so" });
+        // Names are looked up when they are called, so that another MLX can be told by its version.
+        link.addArgs(&.{ "-ldl", "-Wl,-z,lazy", "-Wl,-soname,libzmlx.so" });
     }
     return library;
 }

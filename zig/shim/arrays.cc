@@ -52,7 +52,10 @@ size_t bytes_of(const mx::Shape& sizes, mx::Dtype dtype) {
 // The result of an operation on one or two arrays.
 template <typename Operation>
 zmlx_status made(zmlx_array** out, Operation operation) {
-  return guarded([&] { *out = given(operation()); });
+  return guarded([&] {
+    check_mlx();
+    *out = given(operation());
+  });
 }
 
 }  // namespace
@@ -71,11 +74,17 @@ zmlx_device zmlx_target() {
 }
 
 zmlx_status zmlx_default_stream(zmlx_device device, zmlx_stream* out) {
-  return guarded([&] { *out = stream_code(mx::default_stream(mx::Device(device_of(device)))); });
+  return guarded([&] {
+    check_mlx();
+    *out = stream_code(mx::default_stream(mx::Device(device_of(device))));
+  });
 }
 
 zmlx_status zmlx_new_stream(zmlx_device device, zmlx_stream* out) {
-  return guarded([&] { *out = stream_code(mx::new_stream(mx::Device(device_of(device)))); });
+  return guarded([&] {
+    check_mlx();
+    *out = stream_code(mx::new_stream(mx::Device(device_of(device))));
+  });
 }
 
 zmlx_status zmlx_synchronize(const zmlx_stream* stream) {

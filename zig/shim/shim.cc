@@ -230,7 +230,10 @@ struct zmlx_metal_kernel {
 };
 
 zmlx_status zmlx_metal_kernel_create(const zmlx_kernel_spec* spec, zmlx_metal_kernel** out) {
-  return guarded([&] { *out = new zmlx_metal_kernel{runner_of(*spec)}; });
+  return guarded([&] {
+    check_mlx();
+    *out = new zmlx_metal_kernel{runner_of(*spec)};
+  });
 }
 
 zmlx_status zmlx_metal_kernel_call(zmlx_metal_kernel* kernel, const zmlx_kernel_call* call,

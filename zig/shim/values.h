@@ -4,6 +4,7 @@
 
 #include <signal.h>
 
+#include <cctype>
 #include <exception>
 #include <new>
 #include <optional>
@@ -13,6 +14,7 @@
 #include "mlx/array.h"
 #include "mlx/stream.h"
 #include "mlx/utils.h"
+#include "mlx/version.h"
 #include "shim.h"
 
 namespace mx = mlx::core;
@@ -61,6 +63,21 @@ zmlx_status guarded(Body body) noexcept {
   } catch (...) {
     return failed(ZMLX_FAILURE, "[zmlx] an unknown C++ exception");
   }
+}
+
+// Throws unless MLX is the version that this was compiled for: what another one calls or lays out
+// otherwise ends the process. Everything that is made is made behind it.
+inline void check_mlx() {
+  static const std::string ours = std::to_string(MLX_VERSION_MAJOR) + "." +
+                                  std::to_string(MLX_VERSION_MINOR) + "." +
+                                  std::to_string(MLX_VERSION_PATCH);
+  static const std::string found = mx::version();
+  static const bool same =
+      found.compare(0, ours.size(), ours) == 0 && !std::isdigit(found.c_str()[ours.size()]);
+  if (same) return;
+  throw std::runtime_error("[zmlx] 'mlx' must be the version " + ours +
+                           " that this library was built for but got " + found +
+                           ". Build it again.");
 }
 
 inline std::string text_of(zmlx_text text) { return {text.data, text.size}; }
