@@ -1,4 +1,5 @@
 // Arrays, streams, and the operations that surround kernels.
+#include <algorithm>
 #include <cstring>
 
 #include "mlx/allocator.h"
@@ -38,8 +39,9 @@ zmlx_stream stream_code(mx::Stream stream) {
 }
 
 // The bytes of an array, or an error where they cannot be counted.
-size_t bytes_of(const mx::Shape& sizes, mx::Dtype dtype) {
-  size_t bytes = dtype.size();
+size_t bytes_of(const mx::Shape& sizes, size_t element) {
+  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return 0;
+  size_t bytes = element;
   for (int size : sizes) {
     if (__builtin_mul_overflow(bytes, size_t(size), &bytes)) {
       throw std::invalid_argument("[zmlx] 'shape' must not overflow but got a size of " +
@@ -47,6 +49,14 @@ size_t bytes_of(const mx::Shape& sizes, mx::Dtype dtype) {
     }
   }
   return bytes;
+}
+
+// A shape whose bytes can be counted, which MLX does not look at; those of a view are another
+// array's, so that its elements count as one.
+mx::Shape countable(const int32_t* shape, size_t ndim, size_t element = 1) {
+  mx::Shape sizes = shape_of(shape, ndim);
+  bytes_of(sizes, element);
+  return sizes;
 }
 
 // The result of an operation on one or two arrays.
@@ -101,7 +111,7 @@ zmlx_status zmlx_array_from_data(const void* data, zmlx_dtype dtype, const int32
   return made(out, [&] {
     mx::Shape sizes = shape_of(shape, ndim);
     mx::Dtype type = dtype_of(dtype);
-    size_t bytes = bytes_of(sizes, type);
+    size_t bytes = bytes_of(sizes, type.size());
     auto memory = mx::allocator::malloc(bytes);
     auto buffer = memory.buffer();
     if (bytes > 0) {
@@ -115,10 +125,8 @@ zmlx_status zmlx_array_from_data(const void* data, zmlx_dtype dtype, const int32
 zmlx_status zmlx_array_zeros(zmlx_dtype dtype, const int32_t* shape, size_t ndim,
                              zmlx_array** out) {
   return made(out, [&] {
-    mx::Shape sizes = shape_of(shape, ndim);
     mx::Dtype type = dtype_of(dtype);
-    bytes_of(sizes, type);  // MLX does not look
-    return mx::zeros(sizes, type);
+    return mx::zeros(countable(shape, ndim, type.size()), type);
   });
 }
 
@@ -170,13 +178,13 @@ zmlx_status zmlx_array_astype(const zmlx_array* a, zmlx_dtype dtype, const zmlx_
 
 zmlx_status zmlx_array_reshape(const zmlx_array* a, const int32_t* shape, size_t ndim,
                                const zmlx_stream* stream, zmlx_array** out) {
-  return made(out, [&] { return mx::reshape(a->value, shape_of(shape, ndim), where(stream)); });
+  return made(out, [&] { return mx::reshape(a->value, countable(shape, ndim), where(stream)); });
 }
 
 zmlx_status zmlx_array_broadcast_to(const zmlx_array* a, const int32_t* shape, size_t ndim,
                                     const zmlx_stream* stream, zmlx_array** out) {
   return made(out,
-              [&] { return mx::broadcast_to(a->value, shape_of(shape, ndim), where(stream)); });
+              [&] { return mx::broadcast_to(a->value, countable(shape, ndim), where(stream)); });
 }
 
 zmlx_status zmlx_array_transpose(const zmlx_array* a, const zmlx_stream* stream,

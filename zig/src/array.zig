@@ -275,11 +275,10 @@ pub fn evalAll(arrays: []const Array) Error!void {
 
 /// The number of elements, or null if there is none.
 fn product(sizes: []const i32) ?usize {
+    for (sizes) |n| if (n < 0) return null;
+    if (std.mem.findScalar(i32, sizes, 0) != null) return 0;
     var count: usize = 1;
-    for (sizes) |n| {
-        if (n < 0) return null;
-        count = std.math.mul(usize, count, @intCast(n)) catch return null;
-    }
+    for (sizes) |n| count = std.math.mul(usize, count, @intCast(n)) catch return null;
     return count;
 }
 

@@ -49,6 +49,29 @@ test "a 0-d and an empty array" {
     try testing.expectEqual(0, none.size());
 }
 
+test "an array of nothing may have any other axes, and no array more than can be counted" {
+    const large: [4]i32 = .{ 1 << 30, 1 << 30, 1 << 30, 0 };
+    for ([_]Array{
+        try .zeros(.float32, &large),
+        try .fromSlice(f32, &.{}, &large),
+        try .fromBytes(.bool, &.{}, &large),
+    }) |none| {
+        defer none.deinit();
+        try testing.expectEqualSlices(i32, &large, none.shape());
+        const reshaped = try none.reshape(&.{ 0, 1 << 30, 1 << 30, 1 << 30 });
+        reshaped.deinit();
+        // Their number would be a multiple of 2^64, which is none as well.
+        try testing.expectError(error.InvalidArgument, none.reshape(large[0..3]));
+    }
+    const one = try Array.scalar(f32, 1);
+    defer one.deinit();
+    try testing.expectError(error.InvalidArgument, one.broadcastTo(large[0..3]));
+    try testing.expectEqualStrings(
+        "[zmlx] 'shape' must not overflow but got a size of 1073741824.",
+        zmlx.lastError(),
+    );
+}
+
 test "data that does not fit its shape is refused" {
     try testing.expectError(error.InvalidArgument, Array.fromSlice(f32, &.{ 1, 2 }, &.{3}));
     try testing.expectEqualStrings(
