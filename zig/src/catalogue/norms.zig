@@ -2,10 +2,11 @@
 
 const std = @import("std");
 const arguments = @import("../arguments.zig");
+const errors = @import("../errors.zig");
 const table = @import("table.zig");
 const Array = @import("../array.zig").Array;
 const Context = @import("../context.zig").Context;
-const Error = @import("../errors.zig").Error;
+const Error = errors.Error;
 const longest_kept_row = @import("../tables.zig").tables.launch.longest_kept_row;
 
 /// A normed array, and what its backward needs of the rows.
@@ -96,6 +97,10 @@ const Norm = struct {
         dy: Array,
     ) Error!NormGradients {
         try norm.check(x);
+        if (normed.count != norm.count) return errors.invalid(
+            "[{s}] 'normed' must be what {s} gave but has statistics of another norm.",
+            .{ norm.op, norm.op },
+        );
         try arguments.checkLike(norm.op, "dy", dy, x);
         const statistics = normed.statistics[0..normed.count];
         var buffer: [2][]const u8 = undefined;

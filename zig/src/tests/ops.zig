@@ -335,6 +335,23 @@ test "wrong shapes and dtypes are refused with Python's text" {
     try testing.expectError(error.InvalidArgument, ops.softmaxBackward(&context, x, weight));
 }
 
+test "a backward refuses what another norm gave" {
+    var context: zmlx.Context = .init(gpa, testing.io);
+    defer context.deinit();
+    const x = try Array.zeros(.float32, &.{ 2, 5 });
+    defer x.deinit();
+    const normed = try ops.layerNormTraining(&context, x, null, null, 1e-5);
+    defer normed.deinit();
+    try testing.expectError(
+        error.InvalidArgument,
+        ops.rmsNormBackward(&context, x, null, normed, x),
+    );
+    try testing.expectEqualStrings(
+        "[rms_norm] 'normed' must be what rms_norm gave but has statistics of another norm.",
+        zmlx.lastError(),
+    );
+}
+
 test "numbers out of range are refused with Python's text" {
     var context: zmlx.Context = .init(gpa, testing.io);
     defer context.deinit();
