@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import pickle
 
 import mlx.core as mx
 import numpy as np
@@ -138,3 +139,19 @@ def test_a_row_kernel_checks_shapes_and_dtypes(make, call, message):
     # Without the check it would read past the smaller array, or cut off a mean of integers.
     with pytest.raises(ValueError, match=message):
         make()(*call)
+
+
+def test_a_row_kernel_can_be_pickled_once_it_ran():
+    norm = zmlx.rowwise.reduce("sum", "x * x", finalize="sqrt(total / D)")
+    scaled = zmlx.rowwise.map_reduce(
+        {"total": ("sum", "e")},
+        {"y": "e / total * w", "total_again": "total", "is_large": "total > 3"},
+        inputs={"x": "row", "w": "column"},
+        lets="e = exp(x)",
+        keep=("e",),
+    )
+    for function, arrays in ((norm, (X,)), (scaled, (X, X[0]))):
+        want = function(*arrays)
+        got = pickle.loads(pickle.dumps(function))(*arrays)
+        for a, b in zip(got, want, strict=True):
+            assert mx.array_equal(a, b)

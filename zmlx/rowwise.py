@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import mlx.core as mx
 
@@ -48,6 +49,19 @@ _OWN = ("D", "j")
 _OPS = {"sum": "sum", "prod": "prod", "max": "maximum", "min": "minimum"}
 
 
+class RowwiseFunction(PatternKernel):
+    """A kernel that a pickle makes anew from the arguments of `map_reduce`."""
+
+    definition: Mapping[str, Any]
+
+    def __reduce__(self) -> Any:
+        return _of_definition, (self.definition,)
+
+
+def _of_definition(definition: Mapping[str, Any]) -> RowwiseFunction:
+    return map_reduce(**definition)
+
+
 def reduce(
     op: str,
     expression: str = "x",
@@ -55,7 +69,7 @@ def reduce(
     finalize: str = "total",
     inputs: Sequence[str] | Mapping[str, str] = ("x",),
     name: str = "reduce",
-) -> PatternKernel:
+) -> RowwiseFunction:
     """A reduction over the last axis: (*, D) to (*).
 
     Args:
@@ -81,7 +95,7 @@ def map_reduce(
     lets: str = "",
     keep: Sequence[str] = (),
     name: str = "map_reduce",
-) -> PatternKernel:
+) -> RowwiseFunction:
     """Reductions over the last axis, then outputs in terms of the elements and the reductions.
 
     Args:
@@ -113,6 +127,15 @@ def map_reduce(
     _check_reductions(name, reductions, kinds)
     named = named_outputs(name, outputs, ())
     check_text(name, "lets", lets)
+    keep = check_names(name, "keep", keep)
+    definition = {
+        "reductions": dict(reductions),
+        "outputs": outputs if isinstance(outputs, str) else named,
+        "inputs": dict(kinds),
+        "lets": lets,
+        "keep": keep,
+        "name": name,
+    }
     block = _parse_lets(lets, (*kinds, *reductions, *_OWN))
     known = (*kinds, *reductions, *block, *_OWN)
     typed = expr.Block(tuple(block.items())).typed
@@ -120,7 +143,6 @@ def map_reduce(
     reduced = {n: typed(expr.parse(text, known)) for n, (_, text) in reductions.items()}
     results = {n: typed(expr.parse(text, known)) for n, text in named.items()}
     _check_order(name, reduced, block)
-    keep = check_names(name, "keep", keep)
     for n in keep:
         if n not in block and kinds.get(n) not in ("row", "column"):
             raise ValueError(f"[{name}] 'keep' must name elements but got {n!r}.")
@@ -171,7 +193,7 @@ def map_reduce(
         before,
     )
     make = partial(
-        PatternKernel,
+        RowwiseFunction,
         dtypes=tuple(
             mx.bool_ if e.is_condition else Number(n for n, k in kinds.items() if k != "scalar")
             for e in results.values()
@@ -180,7 +202,9 @@ def map_reduce(
         header=msl.header_for("\n".join(called)),
     )
     long = make(f"{name}/long", replace(pattern, keep=())) if keep else None
-    return make(name, pattern, long=long)
+    function = make(name, pattern, long=long)
+    function.definition = definition
+    return function
 
 
 def _parse_lets(text: str, known: tuple[str, ...]) -> dict[str, expr.Expr]:
