@@ -389,6 +389,25 @@ def test_a_rule_of_the_wrong_shape_is_refused():
         mx.grad(lambda x: kernel(x).sum())(mx.ones((4,)))
 
 
+@pytest.mark.on_cpu
+def test_an_error_in_a_function_of_the_user_says_where_it_was_raised():
+    def rule(primals, cotangents, outputs, wanted):
+        return cotangents[0].as_type(mx.float32)
+
+    def reference(x):
+        return x + mx.ones((7,))
+
+    kernel = metal.kernel(**DOUBLE, vjp=rule, reference=reference)
+    x = mx.ones((4,))
+    with pytest.raises(RuntimeError, match=r"^AttributeError: .*'as_type'.*, in rule\)$"):
+        mx.grad(lambda x: kernel(x).sum())(x)
+    at_reference = r"^\[broadcast_shapes\] .*\(.*\.py, line \d+, in reference\)$"
+    with pytest.raises(ValueError, match=at_reference):
+        mx.vmap(kernel)(x[None])
+    with pytest.raises(ValueError, match=at_reference):
+        mx.jvp(kernel, [x], [x])
+
+
 def test_targets_say_why_they_cannot_run():
     if not mx.metal.is_available():
         with zmlx.target("metal"), pytest.raises(RuntimeError, match="Metal back end"):

@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import mlx.core as mx
 
@@ -113,6 +114,28 @@ def _one(x: mx.array, axis: int) -> mx.array:
     return mx.concatenate([x, mx.zeros(shape, x.dtype)], axis=axis)
 
 
+_PACKAGE = Path(__file__).parent
+
+
+def _raise_again(error: Exception) -> NoReturn:
+    """Raises `error`, with where the user's own function raised it: MLX's binding, which it passes,
+    keeps the text and the nearest of its types, and no traceback."""
+    place, entry = "", error.__traceback__
+    while entry is not None:
+        code = entry.tb_frame.f_code
+        if _PACKAGE not in Path(code.co_filename).parents:
+            place = f"{code.co_filename}, line {entry.tb_lineno}, in {code.co_name}"
+        entry = entry.tb_next
+    if not place:
+        raise error
+    kinds: tuple[type[Exception], ...] = (ValueError, IndexError)
+    kind = next((k for k in kinds if isinstance(error, k)), RuntimeError)
+    text = str(error)
+    if kind is RuntimeError and type(error) is not RuntimeError:
+        text = f"{type(error).__name__}: {text}"
+    raise kind(f"{text} ({place})") from error
+
+
 class Record:
     """What a primitive of the core asks when a transform reaches it."""
 
@@ -128,18 +151,27 @@ class Record:
     ) -> Sequence[mx.array]:
         """Gradients of the wanted inputs."""
         rule = self.rule or derived_rule(self.reference)
-        gradients = rule(primals, cotangents, outputs, argnums)
-        return complete(self.name, gradients, primals, argnums)
+        try:
+            gradients = rule(primals, cotangents, outputs, argnums)
+            return complete(self.name, gradients, primals, argnums)
+        except Exception as error:
+            _raise_again(error)
 
     def jvp(self, primals: Arrays, tangents: Arrays, argnums: Sequence[int]) -> Sequence[mx.array]:
         """Tangents of the outputs."""
         some = [primals[i] for i in argnums]
-        return mx.jvp(_of(self.reference, primals, argnums), some, list(tangents))[1]
+        try:
+            return mx.jvp(_of(self.reference, primals, argnums), some, list(tangents))[1]
+        except Exception as error:
+            _raise_again(error)
 
     def vmap(self, inputs: Arrays, axes: Sequence[int]) -> tuple[Arrays, tuple[int, ...]]:
         """Outputs mapped over axis 0."""
         in_axes = [None if a < 0 else a for a in axes]
-        outputs = mapped(lambda *xs: list(self.reference(*xs)), inputs, in_axes)
+        try:
+            outputs = mapped(lambda *xs: list(self.reference(*xs)), inputs, in_axes)
+        except Exception as error:
+            _raise_again(error)
         return tuple(outputs), (0,) * len(outputs)
 
 
