@@ -101,3 +101,8 @@ def test_integers_are_compared_as_integers():
 def test_what_cannot_be_compared_is_refused(out, reference, message):
     with pytest.raises(TypeError, match=message):
         testing.assert_matches(out, reference)
+
+
+def test_a_base_of_another_shape_is_refused():
+    with pytest.raises(ValueError, match=r"'base' must have shape \(1,\) but got \(2,\)"):
+        zmlx.testing.assert_matches(mx.array([1.0]), [1.0], [1.0, 1.0])

@@ -82,7 +82,12 @@ def assert_matches(
     bound = rounding * EPS.get(out.dtype, 0.0) * min(limit, top)
     with np.errstate(invalid="ignore"):
         if base is not None:
-            off = np.abs(_real("base", base) - want)[finite]
+            near = _real("base", base)
+            if near.shape != want.shape:
+                raise ValueError(
+                    f"[assert_matches] 'base' must have shape {want.shape} but got {near.shape}."
+                )
+            off = np.abs(near - want)[finite]
             bound += 2.0 * float(np.max(off[np.isfinite(off)], initial=0.0))
         error = np.where(finite, np.abs(got - want), 0.0)
     error = np.where(finite & np.isnan(got), np.inf, error)
