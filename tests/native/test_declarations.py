@@ -82,6 +82,25 @@ def test_a_variable_may_have_its_functions_name() -> None:
         value("out[0] = f(3);", "float f(float a) { if (a < 1) return 1; else return f(a - 1); }\n")
 
 
+def test_constants_may_come_from_a_function_that_calls_itself() -> None:
+    header = """
+        constexpr int bits(int n) { return n < 2 ? 0 : 1 + bits(n / 2); }
+        constexpr METAL_FUNC bool odd(int n);
+        constexpr METAL_FUNC bool even(int n) { return n == 0 ? true : odd(n - 1); }
+        constexpr METAL_FUNC bool odd(int n) { return n == 0 ? false : even(n - 1); }
+    """
+    source = """
+        threadgroup float a[even(4) ? bits(16) : 1];
+        uint i = thread_position_in_threadgroup.x;
+        a[i] = i;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        out[thread_position_in_grid.x] = a[threads_per_threadgroup.x - 1 - i] + bits(i + 1);
+    """
+    for group, expected in ((1, [0, 0, 0, 0]), (4, [3, 3, 2, 2])):
+        found = run(source, output=(4, mx.float32), grid=4, group=group, header=header)
+        assert found.tolist() == expected
+
+
 def test_a_function_of_the_library_may_be_a_value() -> None:
     header = """
         uint apply(uint (*f)(uint), uint a) { return f(a); }

@@ -174,14 +174,22 @@ void refuse_unsupported(const Unit& unit) {
 
 namespace {
 
+bool is_constexpr(const Unit& unit, const Function& function) {
+  for (size_t i = function.head; i < function.open; ++i) {
+    if (unit.tokens[i].is("constexpr")) return true;
+  }
+  return false;
+}
+
 // A function that calls itself. Overloads and templates may name themselves and mean another one,
-// so only names with a single definition count, which the library has none of.
+// so only names with a single definition count, which the library has none of. What is constexpr may
+// recurse in a constant, before there is any stack.
 const Function* recursive(const Unit& unit, const std::set<std::string>& library) {
   std::map<std::string, const Function*> single;
   for (auto& function : unit.outline.functions) {
     if (!function.body || function.name.empty() || function.name == "operator") continue;
     bool other = unit.outline.templates.count(function.name) || single.count(function.name) ||
-                 library.count(function.name);
+                 library.count(function.name) || is_constexpr(unit, function);
     single[function.name] = other ? nullptr : &function;
   }
   std::map<std::string, std::set<std::string>> calls;
