@@ -16,6 +16,7 @@ _CONDITION = re.compile(
       | {_COMMENT} | "(?:\\.|[^"\\\n])*" """,
     re.MULTILINE | re.DOTALL | re.VERBOSE,
 )
+_OPENS = re.compile(r"[ \t]*#[ \t]*(if|endif\b)?")
 # Metal's library is not there as files. Of its tensors nothing is declared.
 _HAS_HEADER = re.compile(r"__has_include\s*\(\s*<(?:metal_(?!\w*tensor)\w+|simd/simd\.h)>\s*\)")
 
@@ -25,7 +26,9 @@ def taken(text: str, version: int) -> str:
     a header of Metal's library."""
     text = _HAS_HEADER.sub("1", text)
     directives = [m.span() for m in _CONDITION.finditer(text) if m.group().lstrip()[0] == "#"]
-    if not directives:
+    words = [_OPENS.match(text, at)[1] for at, _ in directives]  # type: ignore[index]
+    # An #if without an #endif leaves out the kernel, and is what clang has to name.
+    if not directives or words.count("if") > words.count("endif"):
         return text
     # Each part gets a mark, which is there behind the preprocessor if the part is.
     bounds = [0, *(at for span in directives for at in span), len(text)]

@@ -320,7 +320,10 @@ class _Macro:
 
 def _macros(text: str) -> Iterator[_Macro]:
     for match in DEFINE.finditer(text):
-        _, _, name, *more = tokenize(match.group())
+        tokens = tokenize(match.group())
+        if len(tokens) < 3:
+            continue  # without a name, which clang says
+        _, _, name, *more = tokens
         behind, parameters = name.end, None
         if more and more[0].text == "(" and more[0].start == name.end:
             close = next((k for k, token in enumerate(more) if token.text == ")"), 0)
