@@ -30,7 +30,8 @@ not run in step: between a read of threadgroup memory and another lane's write t
 Where one operand of `max` or `min` is NaN, the CPU gives the other one if the compiler knows that
 one to be a number, as in `max(x, 0.0f)`, and either one otherwise; `fmax`, `fmin` and `clamp` of a
 NaN give the other one, or the lower bound, everywhere. `sin`, `cos` and `tan` of a number beyond
-2^50 are NaN on the CPU.
+2^50 are NaN on the CPU. g++ 12 makes one rounding of `float(int(x))`, through any type of integers,
+which gives -0 for an x between -1 and 0.
 
 Metal takes the distance of a shift modulo the number of bits; C++ and CUDA do not, and give 0 or
 any other number where it is that many or more: write `x << (n & 31)`. Products and sums may be
