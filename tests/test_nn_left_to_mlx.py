@@ -100,6 +100,63 @@ def test_a_parameter_of_another_dtype_is_left_to_mlx(layer, dtype):
     assert mx.array_equal(ours(x), theirs(x))
 
 
+TARGETS = mx.zeros((2, 3, 4), mx.int32)
+OTHERS = [mx.int32, mx.bool_, mx.float64]
+GIVEN = {"traditional": False, "base": None, "scale": 1.0, "offset": 1}
+HEADS = (2, 3, 4, 16)
+
+
+@pytest.mark.parametrize("dtype", OTHERS, ids=str)
+@pytest.mark.parametrize(
+    ("ours", "theirs", "shape"),
+    [
+        (
+            lambda x, a: nn.functional.add_rms_norm(x, a, None, 1e-5)[0],
+            lambda x, a: mx.fast.rms_norm(x + a, None, 1e-5),
+            HEADS,
+        ),
+        (
+            lambda x, a: nn.functional.add_layer_norm(x, a, None, None, 1e-5)[0],
+            lambda x, a: mx.fast.layer_norm(x + a, None, None, 1e-5),
+            HEADS,
+        ),
+        (nn.functional.gated["swiglu"], lambda x, a: mnn.silu(x) * a, HEADS),
+        (
+            lambda x, a: nn.functional.rope(x, 16, freqs=a, **GIVEN),
+            lambda x, a: mx.fast.rope(x, 16, freqs=a, **GIVEN),
+            (8,),
+        ),
+        (
+            lambda x, a: nn.losses.linear_cross_entropy(x, a, TARGETS),
+            lambda x, a: mnn.losses.cross_entropy(x @ a.T, TARGETS),
+            (7, 16),
+        ),
+        (
+            lambda x, a: nn.losses.linear_cross_entropy(x, x[0, 0], TARGETS, a),
+            lambda x, a: mnn.losses.cross_entropy(x @ x[0, 0].T + a, TARGETS),
+            (4,),
+        ),
+    ],
+    ids=["add_rms_norm", "add_layer_norm", "swiglu", "rope", "weight", "bias"],
+)
+def test_an_argument_of_another_dtype_is_left_to_mlx(ours, theirs, shape, dtype):
+    x = mx.random.normal(HEADS, key=mx.random.key(0))
+    other = (mx.random.normal(shape, key=mx.random.key(1)) * 3 + 0.1).astype(dtype)
+    with zmlx.prefer("zmlx"):
+        got = ours(x, other)
+    want = theirs(x, other)
+    assert got.dtype == want.dtype
+    assert mx.allclose(got, want, 1e-6, 1e-6, equal_nan=True)
+
+
+def test_sinks_of_another_dtype_are_left_to_mlx():
+    x, sinks = mx.random.normal(HEADS, key=mx.random.key(0)), mx.array([0, 1, 2])
+    with zmlx.prefer("zmlx"):
+        got = nn.functional.attention(x, x, x, scale=0.3, sinks=sinks)
+    want = mx.fast.scaled_dot_product_attention(x, x, x, scale=0.3, sinks=sinks)
+    assert mx.array_equal(got, want)
+
+
 def test_more_dims_than_the_kernel_turns_are_left_to_mlx():
     x = mx.random.normal((1, 1, 2, 1 << 18))
     given = {"traditional": False, "base": 1e4, "scale": 1.0, "offset": 1}

@@ -87,7 +87,8 @@ def add_rms_norm(
     x: mx.array, residual: mx.array, weight: mx.array | None, eps: float
 ) -> tuple[mx.array, mx.array]:
     """(rms_norm(x + residual), x + residual)."""
-    if is_eps(eps) and use_kernel("add_rms_norm", x, weight) and x.shape == residual.shape:
+    takes = is_eps(eps) and x.shape == residual.shape
+    if takes and use_kernel("add_rms_norm", x, residual, weight):
         return kernels.add_rms_norm(x, residual, weight, eps)
     total = x + residual
     return mx.fast.rms_norm(total, weight, eps), total
@@ -97,7 +98,8 @@ def add_layer_norm(
     x: mx.array, residual: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float
 ) -> tuple[mx.array, mx.array]:
     """(layer_norm(x + residual), x + residual)."""
-    if is_eps(eps) and use_kernel("add_layer_norm", x, weight, bias) and x.shape == residual.shape:
+    takes = is_eps(eps) and x.shape == residual.shape
+    if takes and use_kernel("add_layer_norm", x, residual, weight, bias):
         return kernels.add_layer_norm(x, residual, weight, bias, eps)
     total = x + residual
     return mx.fast.layer_norm(total, weight, bias, eps), total
@@ -119,7 +121,7 @@ def rope(
     """`mx.fast.rope`, which also turns more dims than our kernel, and by any base and scale."""
     paced = freqs is not None if base is None else are_numbers(base) and float32(base) > 0
     takes = paced and are_numbers(scale) and isinstance(dims, int) and dims <= MOST_DIMS
-    use = kernels.rope if takes and use_kernel("rope", x) and x.ndim >= 3 else mx.fast.rope
+    use = kernels.rope if takes and use_kernel("rope", x, freqs) and x.ndim >= 3 else mx.fast.rope
     return use(x, dims, traditional=traditional, base=base, scale=scale, offset=offset, freqs=freqs)
 
 
@@ -204,7 +206,7 @@ def _gated(op: str, mlx: Function) -> Function:
     IMPLEMENTATIONS[op] = Implementations(kernel, compiled, "xx")
 
     def function(gate: mx.array, up: mx.array, **numbers: float) -> mx.array:
-        takes = are_numbers(*numbers.values()) and use_kernel(op, gate)
+        takes = are_numbers(*numbers.values()) and use_kernel(op, gate, up)
         if takes and isinstance(up, mx.array) and gate.shape == up.shape:
             return kernel(gate, up, **numbers)  # type: ignore[no-any-return]
         return compiled(gate, up, **numbers)
@@ -296,7 +298,7 @@ def attention(
 ) -> mx.array:
     """`mx.fast.scaled_dot_product_attention`, which also takes heads too wide for our tiles, and
     returns 0 where there are no keys."""
-    takes = use_kernel(ATTENTION, queries, keys, values) and are_numbers(scale)
+    takes = use_kernel(ATTENTION, queries, keys, values, sinks) and are_numbers(scale)
     if takes and keys.shape[-2] and fits(queries.shape[-1], values.shape[-1]):
         kernel = getattr(kernels, ATTENTION)
         causal = isinstance(mask, str)

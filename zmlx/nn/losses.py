@@ -92,7 +92,7 @@ def linear_cross_entropy(
     """
     if reduction not in get_args(Reduction):
         raise ValueError(f"Invalid reduction. Must be one of {get_args(Reduction)}.")
-    if targets.dtype in _INDICES and use_kernel("linear_cross_entropy", x):
+    if targets.dtype in _INDICES and use_kernel("linear_cross_entropy", x, weight, bias):
         return kernels.linear_cross_entropy(  # type: ignore[no-any-return]
             x, weight, targets, bias, softcap=softcap, reduction=reduction
         )
