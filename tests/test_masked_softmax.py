@@ -49,6 +49,17 @@ def test_a_mask_that_broadcasts(shape, geometry):
         )
 
 
+@pytest.mark.parametrize("shape", MASKS, ids=str)
+def test_a_bool_mask_may_be_an_argument_of_a_checkpoint(shape):
+    """Which asks for the gradient of all arguments."""
+    x, keeps = normal(*SHAPE), normal(*shape, seed=3) > -1.0
+
+    def gradient(function):
+        return mx.grad(lambda x: (mx.checkpoint(function)(x, keeps) * x).sum())(x)
+
+    close(gradient(masked_softmax), gradient(plain))
+
+
 def test_a_mask_of_rows_too_long_to_keep():
     x, mask, weights = normal(2, 3, 33001), normal(3, 33001, seed=1), normal(2, 3, 33001, seed=2)
     for m in (mask, mask[0], mask > 0):

@@ -371,8 +371,9 @@ def _masked_softmax(
                 mask = mx.broadcast_to(mask, (*mask.shape[:-1], d))
             if shape is not None:
                 mask = mask.reshape(shape)
-            # A loop over bool does not vectorise.
-            inputs.append(mask.view(mx.uint8) if keeps else mask)
+            # A loop over bool does not vectorise. MLX has no gradient of a view, which a
+            # `mx.checkpoint` asks for even where there is none.
+            inputs.append(mx.stop_gradient(mask).view(mx.uint8) if keeps else mask)
         # Tables of rows are as long as x has rows, and not kept for every shape that there was.
         if lies == _SHARED:
             inputs.append(_rows_of(lead, own))
