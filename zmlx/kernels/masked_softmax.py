@@ -363,6 +363,8 @@ def _masked_softmax(
     start = d - (lead[-1] if lead else 1)
     shift = _shift(start + (number or 0)) if causal and not moves else None
     kernel = _forward(_Masking(lies, keeps, causal))
+    # MLX has no gradient of a view, which a `mx.checkpoint` asks for even where there is none.
+    traced = mask is not None and cpu.maybe_tracing((mask,))
 
     def run(x: mx.array, mask: Any, offset: Any, scale: mx.array) -> Any:
         inputs = [x, scale]
@@ -371,9 +373,9 @@ def _masked_softmax(
                 mask = mx.broadcast_to(mask, (*mask.shape[:-1], d))
             if shape is not None:
                 mask = mask.reshape(shape)
-            # A loop over bool does not vectorise. MLX has no gradient of a view, which a
-            # `mx.checkpoint` asks for even where there is none.
-            inputs.append(mx.stop_gradient(mask).view(mx.uint8) if keeps else mask)
+            if keeps:  # a loop over bool does not vectorise
+                mask = (mx.stop_gradient(mask) if traced else mask).view(mx.uint8)
+            inputs.append(mask)
         # Tables of rows are as long as x has rows, and not kept for every shape that there was.
         if lies == _SHARED:
             inputs.append(_rows_of(lead, own))
