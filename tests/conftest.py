@@ -9,7 +9,10 @@ marked `on_cpu`: what they are about is the CPU target's, which a Mac does not h
 """
 
 import os
+import shutil
 import sys
+
+import mlx_compiled
 
 # MLX's products on a GPU round float32 to 10 bits unless this is said before the first one.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
@@ -24,6 +27,18 @@ from zmlx.launch import gpu_target
 settings.register_profile("few", max_examples=12, deadline=None, derandomize=True)
 settings.register_profile("many", settings.get_profile("few"), max_examples=60)
 settings.load_profile("few")
+
+
+def pytest_configure(config):
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is not None:
+        own = mlx_compiled.begin(worker)
+
+        def end():
+            mlx_compiled.end(own)
+            shutil.rmtree(own, ignore_errors=True)
+
+        config.add_cleanup(end)
 
 
 @pytest.fixture(autouse=True)
