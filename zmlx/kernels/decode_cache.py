@@ -316,28 +316,39 @@ const auto next_k =
 """,
 )
 
-_BLOCK = """\
-ZMLX_SCALAR
-int64_t block = int64_t(block_table[size_t(batch) * size_t(block_table_strides[0])
-    + size_t(position / SIZE) * size_t(block_table_strides[1])]);
-if (block < 0 || block >= int64_t(k_shape[0])) {
-    ZMLX_FAIL("block_table", block);
-    good = false;
-    block = 0;
+#: Rows of a tile, block by block: those of one are a step apart, and behind the last key is its row
+#: again.
+_BLOCKS = """\
+for (int key = 0; key < KEYS;) {
+    const int position = min(FIRST + key, to - 1);
+    int64_t block = int64_t(block_table[size_t(batch) * size_t(block_table_strides[0])
+        + size_t(position / SIZE) * size_t(block_table_strides[1])]);
+    if (block < 0 || block >= int64_t(k_shape[0])) {
+        ZMLX_FAIL("block_table", block);
+        good = false;
+        block = 0;
+    }
+    const int at = position % SIZE;
+    const size_t first_k = size_t(block) * size_t(k_strides[0]) + size_t(at) * size_t(k_strides[1])
+        + size_t(kv_head) * size_t(k_strides[2]);
+    const size_t first_v = size_t(block) * size_t(v_strides[0]) + size_t(at) * size_t(v_strides[1])
+        + size_t(kv_head) * size_t(v_strides[2]);
+    const int run = min(SIZE - at, KEYS - key);
+    for (int i = 0; i < run; ++i) {
+        const size_t step = size_t(min(i, to - 1 - position));
+        after_k[key + i] = first_k + step * size_t(k_strides[1]);
+        after_v[key + i] = first_v + step * size_t(v_strides[1]);
+    }
+    key += run;
 }
-after_k[key] = size_t(block) * size_t(k_strides[0])
-    + size_t(position % SIZE) * size_t(k_strides[1]) + size_t(kv_head) * size_t(k_strides[2]);
-after_v[key] = size_t(block) * size_t(v_strides[0])
-    + size_t(position % SIZE) * size_t(v_strides[1]) + size_t(kv_head) * size_t(v_strides[2]);
 """
 
 _LISTED = (
     """\
 size_t own_k[KEYS], own_v[KEYS], after_k[KEYS], after_v[KEYS];
 const zmlx_listed_rows rows_k = {own_k}, rows_v = {own_v}, next_k = {after_k};
-for (int key = 0; key < KEYS && low < to; ++key) {
-    const int position = min(low + key, to - 1);
-    @block
+if (low < to) {
+    @from_low
 }
 """,
     """\
@@ -345,9 +356,8 @@ for (int key = 0; key < KEYS; ++key) {
     own_k[key] = after_k[key];
     own_v[key] = after_v[key];
 }
-for (int key = 0; key < KEYS && start + KEYS < to; ++key) {
-    const int position = min(start + KEYS + key, to - 1);
-    @block
+if (start + KEYS < to) {
+    @from_next
 }
 """,
 )
@@ -357,7 +367,14 @@ for (int key = 0; key < KEYS && start + KEYS < to; ++key) {
 ROWS = {
     PLAIN: _STRIDED,
     QUANTIZED: _STRIDED,
-    PAGED: tuple(fill(text, block=_BLOCK) for text in _LISTED),
+    PAGED: tuple(
+        fill(
+            text,
+            from_low=_BLOCKS.replace("FIRST", "low"),
+            from_next=_BLOCKS.replace("FIRST", "start + KEYS"),
+        )
+        for text in _LISTED
+    ),
 }
 
 
