@@ -200,12 +200,13 @@ def test_log_softmax_does_not_cancel():
     np.testing.assert_allclose(to_numpy(log_softmax(x))[0], exact, rtol=1e-6)
 
 
+@pytest.mark.parametrize("d", [600, 4000, 40001])
 @pytest.mark.parametrize("transform", [
     lambda loss: mx.grad(lambda x: mx.vmap(loss)(x).sum()),
     lambda loss: mx.compile(mx.grad(lambda x: loss(x).sum()), shapeless=True),
 ])  # fmt: skip
-def test_gradients_in_plain_mlx_keep_their_digits_at_the_largest_element(transform):
-    x = mx.random.normal((2, 40001), key=mx.random.key(0))
+def test_gradients_in_plain_mlx_keep_their_digits_at_the_largest_element(transform, d):
+    x = mx.random.normal((2, d), key=mx.random.key(0), scale=0.1)
     z = to_numpy(x).astype(np.float64)
     want = np.exp(z - np.log(np.exp(z).sum(-1, keepdims=True)))
     np.testing.assert_allclose(to_numpy(transform(logsumexp)(x)), want, rtol=1e-5)

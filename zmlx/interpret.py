@@ -115,6 +115,7 @@ def _extreme(reduce: Callable[..., mx.array], x: mx.array) -> mx.array:
 def _reduce(r: Reduce, element: mx.array, values: dict[str, mx.array]) -> None:
     """Adds what a reduction names to `values`."""
     if r.op != "sum_exp":
+        element = mx.stop_gradient(element) if r.shift else element
         if r.op in _OF_NOTHING and not element.shape[-1] and not cpu.any_shape((element,)):
             total = mx.full((*element.shape[:-1], 1), _OF_NOTHING[r.op])
         elif r.op in _OF_NOTHING and mx.issubdtype(element.dtype, mx.floating):

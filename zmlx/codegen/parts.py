@@ -52,6 +52,10 @@ class Reduce:
 
     The op "sum_exp" is the sum of exp(expr - peak), in one walk; `peak` names the largest finite
     or infinite value of expr, at least -FLT_MAX, which comes with it.
+
+    With `shift` it is taken off and given back, as the maximum of a softmax is: the outputs depend
+    on it by rounding alone. A derivative in plain MLX leaves it out, since its parts would cancel
+    but for their rounding, all of it at the largest element.
     """
 
     name: str
@@ -59,6 +63,7 @@ class Reduce:
     expr: str
     type: str = "float"
     peak: str = ""
+    shift: bool = False
 
 
 @dataclass(frozen=True)

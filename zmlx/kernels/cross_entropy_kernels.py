@@ -77,7 +77,7 @@ class Terms:
             return (LSE_PASS,)
         # An infinite maximum is not taken off: the sum is then 0 or infinite.
         shift = Let("shift", "isinf(largest) ? 0.0f : largest")
-        return Pass((Reduce("largest", "max", "z"),), (shift,)), Pass(
+        return Pass((Reduce("largest", "max", "z", shift=True),), (shift,)), Pass(
             (Reduce("total", "sum", "ZMLX_EXP_BOUNDED(z - shift)"),), LSE_PASS.then
         )
 

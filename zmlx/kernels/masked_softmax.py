@@ -156,7 +156,7 @@ class _Masking:
             ),
             passes=(
                 Pass(
-                    (Reduce("largest", "max", "z"),),
+                    (Reduce("largest", "max", "z", shift=True),),
                     (none, Let("shift", "none ? 0.0f : largest")),
                 ),
                 Pass(
@@ -255,7 +255,7 @@ def _forward(masking: _Masking) -> PatternKernel:
         before=masking.before,
         lets=(*lets, Let("e", "ZMLX_EXP_BOUNDED(z - largest)")),
         passes=(
-            Pass((Reduce("largest", "max", "z"),)),
+            Pass((Reduce("largest", "max", "z", shift=True),)),
             Pass((Reduce("total", "sum", "e"),), (Let("weight", "1.0f / total"),)),
         ),
         outputs=(Output("y", "e * weight"),),

@@ -64,6 +64,8 @@ def lse_low(largest: str, log_total: str) -> Let:
 #: The factor of exp(x - lse) that makes up for the rounding of lse.
 OF_LOW = "exp(0.0f - lse_low)"
 
+_LARGEST = Reduce("largest", "max", "x", shift=True)
+
 #: Maximum and sum in one walk.
 _ONE_WALK = Reduce("total", "sum_exp", "x", peak="largest")
 
@@ -90,7 +92,7 @@ _SOFTMAX = PatternKernel(
         inputs=(_X,),
         lets=(Let("e", "ZMLX_EXP_BOUNDED(x - largest)"),),
         passes=(
-            Pass((Reduce("largest", "max", "x"),)),
+            Pass((_LARGEST,)),
             Pass((Reduce("total", "sum", "e"),), (Let("scale", "1.0f / total"),)),
         ),
         outputs=(Output("y", "e * scale"),),
@@ -133,7 +135,7 @@ def _logsumexp_vjp(
 #: Log-sum-exp in two walks, and in one. An infinite maximum is not taken off, so that a row of -inf
 #: gives -inf and one with inf gives inf.
 _TWO_WALKS = (
-    Pass((Reduce("largest", "max", "x"),), (Let("shift", "isinf(largest) ? 0.0f : largest"),)),
+    Pass((_LARGEST,), (Let("shift", "isinf(largest) ? 0.0f : largest"),)),
     Pass(
         (Reduce("total", "sum", "ZMLX_EXP_BOUNDED(x - shift)"),),
         (Let("rest", "log(total)"), Let("lse", "shift + rest"), lse_low("shift", "rest")),

@@ -39,6 +39,7 @@ pub const Reduce = struct {
     expr: []const u8,
     type: []const u8 = "float",
     peak: []const u8 = "",
+    shift: bool = false,
 };
 
 /// `name` starts at `start` and becomes `step` for as long as that is larger.
