@@ -219,3 +219,51 @@ def test_a_call_that_a_block_does_not_take_is_an_error(arguments, keywords):
     assert "residual_norm" in zmlx.patch(model).kinds()
     with pytest.raises(TypeError, match=r"__call__\(\)"):
         model(x, *arguments, **keywords)
+
+
+class Taking(Residual):
+    """A block that may get more than it has names for, and hands it on."""
+
+    def __init__(self):
+        super().__init__(lambda: NormTaking(24))
+        self.feed = FeedTaking(mnn.SiLU())
+
+    def __call__(self, x, *more, **named):
+        x = x + self.mix(self.norm1(x, *more, **named))
+        return x + self.feed(self.norm2(x), *more, **named)
+
+
+class NormTaking(mnn.RMSNorm):
+    def __call__(self, x, *more, scale=1, **named):
+        y = super().__call__(x) * scale
+        return y * sum(more) + named.get("shift", 0) if more or named else y
+
+
+class FeedTaking(Feed):
+    def __call__(self, x, *more, **named):
+        y = super().__call__(x)
+        return y * sum(more) + named.get("shift", 0) if more or named else y
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords"),
+    [((), {}), ((2,), {}), ((2, 3), {"shift": 4}), ((), {"shift": 4}), ((), {"other": 5})],
+)
+def test_what_a_call_may_get_without_a_name_reaches_it(arguments, keywords):
+    model, x = Taking(), mx.random.normal((2, 3, 24), key=mx.random.key(2))
+    before = model(x, *arguments, **keywords)
+    kinds = zmlx.patch(model, mode="training").kinds()
+    assert kinds == {"residual_norm": 1, "norm": 2, "mlp": 1, "activation": 1}
+    assert mx.allclose(model(x, *arguments, **keywords), before, atol=1e-4).item()
+    assert mx.allclose(model.norm1(x, scale=2), 2 * mnn.RMSNorm(24)(x), atol=1e-5).item()
+
+
+def test_a_call_that_takes_its_array_by_position_only_is_left_alone():
+    class Norm(mnn.RMSNorm):
+        def __call__(self, x, /):
+            return super().__call__(x)
+
+    model, x = Norm(24), mx.random.normal((3, 24), key=mx.random.key(2))
+    before = model(x)
+    assert not zmlx.patch(model).replaced
+    assert mx.array_equal(model(x), before).item()

@@ -400,7 +400,7 @@ def _is_needed(parameters: Sequence[Any]) -> bool:
 
 
 def parameters_of_call_or_none(module: mnn.Module) -> list[Any]:
-    """The parameters of a call, none where they are not all named."""
+    """The named parameters of a call, none where one cannot be given by name."""
     try:
         return list(parameters_of_call(module))
     except (UnmatchedError, ValueError, TypeError):

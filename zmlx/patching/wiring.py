@@ -106,12 +106,14 @@ class Wiring:
 
 
 def parameters_of_call(module: nn.Module) -> list[inspect.Parameter]:
-    """The parameters of the module's call after self; raises where they are not all named."""
+    """The named parameters of the module's call after self; raises where it has one that cannot be
+    given by name. What it may get besides, as `*args` and `**kwargs` say, it does not get in a
+    trace, and a plan runs the module's own call where it gets it."""
     call = type(module).__call__
-    parameters = list(inspect.signature(call).parameters.values())[1:]
-    for p in parameters:
-        if p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
-            raise UnmatchedError("its call takes any arguments")
+    every = list(inspect.signature(call).parameters.values())[1:]
+    if any(p.kind is p.POSITIONAL_ONLY for p in every):
+        raise UnmatchedError("its call takes an array by position only")
+    parameters = [p for p in every if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if not parameters or parameters[0].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
         raise UnmatchedError("its call takes no array")
     return parameters
@@ -454,7 +456,7 @@ def _inputs(child: nn.Module) -> Iterator[int]:
 
 
 def arguments_needed(module: nn.Module) -> int:
-    """How many arguments a call needs, -1 where they are not all named."""
+    """How many arguments a call needs, -1 where its parameters cannot be given by name."""
     try:
         return sum(p.default is p.empty for p in parameters_of_call(module))
     except (UnmatchedError, ValueError, TypeError):
