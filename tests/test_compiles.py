@@ -206,6 +206,47 @@ print(status)
     assert finish(start(script, ZMLX_CACHE_DIR=directory, ZMLX_CXX=slow, LOG=str(log))) == "0"
 
 
+def test_a_forked_process_is_refused_a_stream_whose_thread_it_has_not(tmp_path: Path) -> None:
+    """MLX would wait for that thread without end."""
+    script = """
+prepared = launch()
+print(core.launch(prepared, (x,)).tolist() == [3] * 8, flush=True)
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    try:
+        core.launch(prepared, (x,))
+    except RuntimeError as error:
+        print(error, flush=True)
+    mx.set_default_stream(mx.new_stream(mx.cpu))
+    print(core.launch(prepared, (x,)).tolist() == [3] * 8, flush=True)
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+"""
+    lines = finish(start(script, ZMLX_CACHE_DIR=str(tmp_path / "cache"))).splitlines()
+    assert lines[0] == lines[2] == "True"
+    assert lines[1].startswith("[triple] A forked process has none of MLX's threads")
+    assert lines[3] == "0"
+
+
+def test_a_forked_process_has_the_streams_that_ran_nothing(tmp_path: Path) -> None:
+    script = """
+def used():
+    mx.eval(core.launch(launch(), (mx.ones((8,)),)))
+    mx.clear_streams()
+thread = threading.Thread(target=used)
+thread.start()
+thread.join()
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    print(core.launch(launch(), (x,)).tolist() == [3] * 8, flush=True)
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+"""
+    assert finish(start(script, ZMLX_CACHE_DIR=str(tmp_path / "cache"))) == "True\n0"
+
+
 def test_without_a_directory_for_temporary_files_the_remedy_is_named(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
     script = "\ncore.set_cache_directory('')\ntry: launch()\nexcept RuntimeError as e: print(e)"

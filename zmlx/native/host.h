@@ -88,6 +88,13 @@ void parallel(uint64_t count, uint64_t bytes,
 int threads();
 void set_threads(int);  // 0: the default, from $ZMLX_NUM_THREADS, affinity and cgroup quota
 
+// ---- fork.cc ----------------------------------------------------------------------------------
+
+// Notes that the MLX stream of this number runs kernels.
+void note_stream(int stream);
+// Whether it did before this process was forked, and lost its thread by that.
+bool is_lost(int stream);
+
 // ---- division.cc ------------------------------------------------------------------------------
 
 // While one lives, an integer that is divided by zero on its thread gives 0 and no signal.

@@ -330,6 +330,7 @@ class KernelPrimitive final : public Transformed<mx::fast::CustomKernel> {
 void KernelPrimitive::eval_cpu(const std::vector<mx::array>& inputs,
                                std::vector<mx::array>& outputs) {
   const Launch& launch = *launch_;
+  note_stream(stream().index);
   if (uncounted) count_again(stream());
   auto& encoder = mx::cpu::get_command_encoder(stream());
   auto task = std::make_shared<Task>();
@@ -428,6 +429,14 @@ bool in_trace() {
 std::vector<mx::array> launch(const std::shared_ptr<const Launch>& launch,
                               std::vector<mx::array> inputs, std::shared_ptr<Record> record,
                               std::optional<mx::Stream> stream) {
+  mx::Stream chosen = stream ? *stream : mx::default_stream(mx::Device::cpu);
+  if (is_lost(chosen.index)) {
+    throw std::runtime_error(
+        "[" + op_name(launch->kernel->spec.name) +
+        "] A forked process has none of MLX's threads, and that of this stream ran before the fork. "
+        "Start processes with multiprocessing's 'spawn' or 'forkserver', or call "
+        "mx.set_default_stream(mx.new_stream(mx.cpu)) in the forked one first.");
+  }
   size_t given = inputs.size();
   Exported exported;
   if (in_trace()) {
@@ -435,9 +444,8 @@ std::vector<mx::array> launch(const std::shared_ptr<const Launch>& launch,
     exported = {true, metal.name, metal.text, metal.input_infos};
     inputs.insert(inputs.end(), launch->constants.begin(), launch->constants.end());
   }
-  auto primitive = std::make_shared<KernelPrimitive>(
-      stream ? *stream : mx::default_stream(mx::Device::cpu), launch, std::move(record), given,
-      std::move(exported));
+  auto primitive = std::make_shared<KernelPrimitive>(chosen, launch, std::move(record), given,
+                                                     std::move(exported));
   if (launch->output_shapes.size() == 1) {
     std::vector<mx::array> result;
     result.emplace_back(launch->output_shapes[0], launch->output_dtypes[0], std::move(primitive),
