@@ -170,6 +170,26 @@ os._exit(0)
     assert log.read_text() == "\n"
 
 
+@pytest.mark.parametrize("seconds", [0.02, 0.3])
+def test_a_daemon_that_compiles_does_not_abort_the_process_at_its_end(
+    seconds: float, tmp_path: Path
+) -> None:
+    """It ends where it asks for Python's lock: after the compiler, or while that is at work."""
+    script = """
+import atexit
+threading.Thread(target=launch, daemon=True).start()
+while not os.path.exists(os.environ["LOG"]): time.sleep(0.001)
+class Last:
+    def __del__(self): sleep(0.5)
+sleep, sys.last = time.sleep, Last()
+"""
+    log = tmp_path / "log"
+    slow = compiler(tmp_path, f"echo >> {log}; sleep {seconds}")
+    directory = str(tmp_path / "cache")
+    process = start(script, ZMLX_CACHE_DIR=directory, ZMLX_CXX=slow, LOG=str(log))
+    assert finish(process) == ""
+
+
 def test_a_compile_outlives_signals_that_raise_nothing(tmp_path: Path) -> None:
     """Even where the handler wants the very kernel that is being compiled."""
     script = """

@@ -47,7 +47,9 @@ PyObject* return_none() { return new_reference(none); }
 void without_lock(const std::function<void()>& body) {
   struct Unlocked {
     void* state = PyEval_SaveThread();
-    ~Unlocked() { PyEval_RestoreThread(state); }
+    ~Unlocked() {
+      with_patience([&] { PyEval_RestoreThread(state); });
+    }
   } unlocked;
   body();
 }

@@ -2,6 +2,8 @@
 // by hand, so that the core needs no Python headers to build and one build serves every Python.
 #pragma once
 
+#include <unistd.h>
+
 #include <cstdint>
 #include <utility>
 
@@ -99,9 +101,29 @@ inline PyObject* new_reference(PyObject* object) {
   return object;
 }
 
+// Asks Python for its lock, by one of the functions above.
+//
+// Once the interpreter is on its way out, a daemon thread does not get it, and Python ends the thread
+// by unwinding its stack: that aborts in destructors, and lets go of MLX's and our references without
+// the lock. So the thread stays where it is, as it does from Python 3.14 on, until the process ends.
+template <typename Ask>
+void with_patience(Ask ask) {
+  struct Patience {
+    bool needed = true;
+    ~Patience() {
+      while (needed) pause();
+    }
+  } patience;
+  ask();
+  patience.needed = false;
+}
+
 // The interpreter's lock, on a thread that may or may not hold it already.
 struct HoldPython {
-  int state = PyGILState_Ensure();
+  int state;
+  HoldPython() {
+    with_patience([&] { state = PyGILState_Ensure(); });
+  }
   ~HoldPython() { PyGILState_Release(state); }
 };
 
