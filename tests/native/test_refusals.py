@@ -451,6 +451,16 @@ def test_a_brace_that_is_not_closed_is_of_the_source() -> None:
     assert "this '{', or one within it, is not closed before the end of the source" in message
 
 
+@pytest.mark.parametrize("header", ["", "float f() { return 1; }\n"])
+@pytest.mark.parametrize("body", ["out[0] = 1;", "{ out[0] = 1; }"])
+@pytest.mark.parametrize("end", ["// on \\", '"on\\'], ids=["comment", "literal"])
+def test_a_line_that_hides_the_kernel_s_own_brace_is_named(
+    end: str, body: str, header: str
+) -> None:
+    message = refusal(f"{body}\n{end}", header)
+    assert "line 2 of the source: this line goes on behind the end of the source" in message
+
+
 def test_an_array_whose_length_is_no_constant_is_refused_as_metal_does() -> None:
     message = refusal("uint n = uint(x[0]);\nfloat a[n];\na[0] = 1;\nout[0] = a[0];")
     assert "line 2 of the source: `float a[n];`: the length of an array must be a const" in message

@@ -55,8 +55,14 @@ void Outline::match_brackets(const Place& place) {
   }
   if (open.empty()) return;
   auto& token = tokens_[open.back()];
-  // The source closed another one by what was to close the kernel.
   if (token.is("{") && token.line + 1 == place.body_first_line) {
+    // What was to close the kernel is in a comment or a literal.
+    int behind = place.body_first_line + std::max(place.source_lines, 0);
+    if (closed == none || tokens_[partner[closed]].line < behind) {
+      place.refuse(std::max(behind - 1, place.body_first_line),
+                   "this line goes on behind the end of the source");
+    }
+    // The source closed another one by it.
     place.refuse(tokens_[closed].line,
                  "this '{', or one within it, is not closed before the end of the source");
   }
