@@ -328,12 +328,12 @@ for (int key = 0; key < KEYS;) {
         good = false;
         block = 0;
     }
-    const int at = position % SIZE;
-    const size_t first_k = size_t(block) * size_t(k_strides[0]) + size_t(at) * size_t(k_strides[1])
-        + size_t(kv_head) * size_t(k_strides[2]);
-    const size_t first_v = size_t(block) * size_t(v_strides[0]) + size_t(at) * size_t(v_strides[1])
-        + size_t(kv_head) * size_t(v_strides[2]);
-    const int run = min(SIZE - at, KEYS - key);
+    const int within = position % SIZE;
+    const size_t first_k = size_t(block) * size_t(k_strides[0])
+        + size_t(within) * size_t(k_strides[1]) + size_t(kv_head) * size_t(k_strides[2]);
+    const size_t first_v = size_t(block) * size_t(v_strides[0])
+        + size_t(within) * size_t(v_strides[1]) + size_t(kv_head) * size_t(v_strides[2]);
+    const int run = min(SIZE - within, KEYS - key);
     for (int i = 0; i < run; ++i) {
         const size_t step = size_t(min(i, to - 1 - position));
         after_k[key + i] = first_k + step * size_t(k_strides[1]);
