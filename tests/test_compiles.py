@@ -176,7 +176,6 @@ def test_a_daemon_that_compiles_does_not_abort_the_process_at_its_end(
 ) -> None:
     """It ends where it asks for Python's lock: after the compiler, or while that is at work."""
     script = """
-import atexit
 threading.Thread(target=launch, daemon=True).start()
 while not os.path.exists(os.environ["LOG"]): time.sleep(0.001)
 class Last:
