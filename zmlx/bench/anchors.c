@@ -14,7 +14,17 @@ enum { COPY, NON_TEMPORAL, READ, FMA };
 
 typedef float line __attribute__((vector_size(64)));  // 64 bytes: one cache line
 enum { BLOCK = (1 << 20) / sizeof(line) };
-enum { SUMS = 12 };  // enough to hide the latency of an addition
+
+// What sums are kept in: of longer vectors g++ makes memory.
+#if defined(__AVX512F__)
+enum { WIDTH = 64 };
+#elif defined(__AVX__)
+enum { WIDTH = 32 };
+#else
+enum { WIDTH = 16 };
+#endif
+typedef float lanes __attribute__((vector_size(WIDTH)));
+enum { READS = 8, SUMS = 12 };  // enough to hide the latency of an addition
 
 struct job {
   int kind;
@@ -49,20 +59,22 @@ static void copy_non_temporal(line* to, const line* from, size_t n) {
 }
 
 static void read_all(const line* from, size_t n) {
-  line sum[4] = {0};
-  for (size_t i = 0; i + 4 <= n; i += 4)
-    for (int k = 0; k < 4; ++k) sum[k] += from[i + k];
-  volatile float sink = (sum[0] + sum[1] + sum[2] + sum[3])[0];
+  const lanes* p = (const lanes*)from;
+  lanes sum[READS] = {0};
+  for (size_t i = 0; i + READS <= n * (sizeof(line) / WIDTH); i += READS)
+    for (int k = 0; k < READS; ++k) sum[k] += p[i + k];
+  for (int k = 1; k < READS; ++k) sum[0] += sum[k];
+  volatile float sink = sum[0][0];
   (void)sink;
 }
 
 // 2 * SUMS * 16 operations a step, in registers.
 static void multiply_add(size_t steps) {
   volatile float given = 0.5f;  // the compiler may not know that all sums are the same
-  line sum[SUMS];
-  line factor = (line){0} + given, addend = factor;
-  for (int k = 0; k < SUMS; ++k) sum[k] = (line){0} + given;
-  for (size_t i = 0; i < steps; ++i) {
+  lanes sum[SUMS];
+  lanes factor = (lanes){0} + given, addend = factor;
+  for (int k = 0; k < SUMS; ++k) sum[k] = (lanes){0} + given;
+  for (size_t i = 0; i < steps * (sizeof(line) / WIDTH); ++i) {
     ONE_BY_ONE(i);
     for (int k = 0; k < SUMS; ++k) sum[k] = sum[k] * factor + addend;
   }
@@ -102,9 +114,8 @@ static double now(void) {
   return t.tv_sec + 1e-9 * t.tv_nsec;
 }
 
-// Walks `lines` cache lines (FMA: takes as many steps) with up to 64 threads; returns seconds, or -1 where a thread cannot
-// start. Both pointers are aligned to 64 bytes; FMA does not
-// use them.
+// Walks `lines` cache lines (FMA: takes as many steps) with up to 64 threads; returns seconds, or -1
+// where a thread cannot start. Both pointers are aligned to 64 bytes; FMA does not use them.
 double zmlx_anchor(int kind, void* to, const void* from, size_t lines, int threads) {
   struct job job = {kind, threads, to, from, lines, 0, 0, 0, 0};
   pthread_t ids[64];

@@ -122,9 +122,9 @@ const zmlx_listed_rows staged_rows = {staged_list};
 #: What one thread needs: its view of rows of the cache and of those that it wants next.
 _ALONE = {
     PLAIN: """\
-const auto soon = zmlx_numbers_of<16, SOON_D, 64 / int(sizeof(T))>(SOON, SOON_ROWS);
-if (D@ % 16 == 0 && #_strides[3] == 1) {
-    const auto cache = zmlx_numbers_of<16, D@, 64 / int(sizeof(T))>(#, rows_#);
+const auto soon = zmlx_numbers_of<W, SOON_D, 64 / int(sizeof(T))>(SOON, SOON_ROWS);
+if (D@ % W == 0 && #_strides[3] == 1) {
+    const auto cache = zmlx_numbers_of<W, D@, 64 / int(sizeof(T))>(#, rows_#);
     @use
 } else {
     T staged[KEYS * SLOTS@];
@@ -138,7 +138,7 @@ if (D@ % 16 == 0 && #_strides[3] == 1) {
     }
     // Of the same type on the CPU, which then has one text for both.
     thread const T* values = staged;
-    const auto cache = zmlx_numbers_of<16, D@, 64 / int(sizeof(T))>(values, staged_rows);
+    const auto cache = zmlx_numbers_of<W, D@, 64 / int(sizeof(T))>(values, staged_rows);
     @use
 }
 """,
@@ -189,9 +189,8 @@ const auto cache = zmlx_coded_of<W, BITS, D@ / PLACES>(#, rows_#);
 _NUMBERS_USE = {
     "k": "zmlx_dots<ROWS, KEYS, STEPS, W, AT, 1, false>(part, own, own, cache, soon);\n",
     "v": """\
-constexpr int BLOCK = ROWS <= 4 && STEPS_V % 4 == 0 ? 4 : STEPS_V % 2 == 0 ? 2 : 1;
-for (int e = 0; e < STEPS_V; e += BLOCK) {
-    zmlx_weigh<ROWS, KEYS, STEPS_V, W, BLOCK>(o, s, e, count, cache, soon);
+for (int e = 0; e < STEPS_V; e += BLOCK_V) {
+    zmlx_weigh<ROWS, KEYS, STEPS_V, W, BLOCK_V>(o, s, e, count, cache, soon);
 }
 """,
 }
@@ -209,7 +208,6 @@ if (apart) {
 }
 """,
     "v": """\
-constexpr int BLOCK = ROWS <= 4 && PER % 4 == 0 ? 4 : 2;
 for (int r = 0; r < ROWS; ++r) {
     for (int e = 0; e < GROUPS_V; ++e) {
         const int at = r * GROUPS_V + e;
@@ -226,14 +224,14 @@ for (int r = 0; r < ROWS; ++r) {
     }
 }
 if (apart) {
-    for (int e = 0; e < STEPS_V; e += BLOCK) {
-        zmlx_weigh<ROWS, GROUPS_V * KEYS, STEPS_V, W, BLOCK>(
+    for (int e = 0; e < STEPS_V; e += BLOCK_V) {
+        zmlx_weigh<ROWS, GROUPS_V * KEYS, STEPS_V, W, BLOCK_V>(
             o, scaled + e / PER * KEYS, e, count, cache, soon);
     }
 } else {
     const auto values = zmlx_decoded_of<W, BITS, PER, KEYS>(cache, scales, biases);
-    for (int e = 0; e < STEPS_V; e += BLOCK) {
-        zmlx_weigh<ROWS, KEYS, STEPS_V, W, BLOCK>(o, s, e, count, values, soon);
+    for (int e = 0; e < STEPS_V; e += BLOCK_V) {
+        zmlx_weigh<ROWS, KEYS, STEPS_V, W, BLOCK_V>(o, s, e, count, values, soon);
     }
 }
 """,

@@ -42,7 +42,7 @@ HEADER = """\
 _SLOTS = """\
 constexpr bool ALONE = TPR == 1;
 constexpr int PLACES = ALONE && BITS > 0 ? 8 / BITS : 1;
-constexpr int W = 16;
+constexpr int W = ZMLX_LANES;
 constexpr int STEPS = (D + W - 1) / W;
 constexpr int STEPS_V = (DV + W - 1) / W;
 // Of a simdgroup: with 4 bits first the low halves of a thread's bytes, then the high ones.
@@ -51,8 +51,9 @@ constexpr int HALF = (D / PARTS + TPR - 1) / TPR;
 constexpr int HALF_V = (DV / PARTS + TPR - 1) / TPR;
 constexpr int SLOTS = ALONE ? STEPS * W : HALF * PARTS;
 constexpr int SLOTS_V = ALONE ? STEPS_V * W : HALF_V * PARTS;
-// Keys that are taken at a time.
-constexpr int AT = ROWS <= 4 ? 4 : 2;
+// Keys that are taken at a time, and steps of W values, 64 at most: what has its sums in registers.
+constexpr int AT = 4 * ROWS <= ZMLX_SUMS ? 4 : 2;
+constexpr int BLOCK_V = zmlx_block(ROWS, BITS > 0 && ALONE ? GROUP / W : STEPS_V, 64 / W);
 // Sums that add up to the total of a row.
 constexpr int TOTALS = ALONE ? 16 : 1;
 const int lane = int(thread_index_in_simdgroup);

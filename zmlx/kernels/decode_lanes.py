@@ -11,8 +11,12 @@ from __future__ import annotations
 
 LANES = """\
 
-// N floats side by side; the CPU target has them in a vector register.
+// N floats side by side; the CPU target has them in vector registers. Products are written for
+// ZMLX_LANES of them, and ZMLX_SUMS sums of so many at a time.
 #ifndef ZMLX_FLOATS
+#define ZMLX_LANES 16
+#define ZMLX_SUMS 16
+
 template <int N>
 struct zmlx_floats {
     float x[N];
@@ -123,11 +127,14 @@ struct zmlx_numbers {
     P values;
     R rows;
     zmlx_floats<W> at(int key, int e, int b) const {
-        return zmlx_read<W>(values + rows.at(key) + (e + b) * W);
+        return zmlx_read<W>(values + rows.at(key) + e * W + b * W);
     }
     void ask(int key, int part, int parts) const {
-        for (int i = part * LINE; i < SIZE + LINE; i += parts * LINE) {
-            ZMLX_PREFETCH_FAR(values + rows.at(key) + min(i, SIZE - 1));
+        const int lines = (SIZE + LINE - 1) / LINE + 1;
+        const int each = (lines + parts - 1) / parts;
+        ZMLX_UNROLL
+        for (int i = 0; i < each && part * each < lines; ++i) {
+            ZMLX_PREFETCH_FAR(values + rows.at(key) + min((part * each + i) * LINE, SIZE - 1));
         }
     }
 };
@@ -147,14 +154,17 @@ struct zmlx_coded {
     P values;
     R rows;
     P bytes(int key, int e, int b) const {
-        return values + rows.at(key) + (e / (8 / BITS) + b / (8 / BITS)) * W;
+        return values + rows.at(key) + e / (8 / BITS) * W + b / (8 / BITS) * W;
     }
     zmlx_floats<W> at(int key, int e, int b) const {
         return zmlx_codes<BITS, W>(bytes(key, e, b), b % (8 / BITS));
     }
     void ask(int key, int part, int parts) const {
-        for (int i = part * 64; i < SIZE; i += parts * 64) {
-            ZMLX_PREFETCH(values + rows.at(key) + i);
+        const int lines = (SIZE + 63) / 64;
+        const int each = (lines + parts - 1) / parts;
+        ZMLX_UNROLL
+        for (int i = 0; i < each && part * each < lines; ++i) {
+            ZMLX_PREFETCH(values + rows.at(key) + (part * each + i) * 64);
         }
     }
 };
@@ -186,6 +196,16 @@ inline zmlx_decoded<W, BITS, PER, KEYS, C> zmlx_decoded_of(
     return view;
 }
 
+// How many of `steps` steps, `most` at most, have their sums for `rows` rows in registers: 2 of an
+// even number at least.
+constexpr int zmlx_block(int rows, int steps, int most) {
+    int block = most;
+    while (block > 1 && (steps % block != 0 || (block > 2 && rows * block > ZMLX_SUMS))) {
+        block /= 2;
+    }
+    return block;
+}
+
 // folded[i] = x[2i] + x[2i + 1].
 template <int N>
 inline void zmlx_halve(thread float* folded, thread float* x) {
@@ -195,11 +215,15 @@ inline void zmlx_halve(thread float* folded, thread float* x) {
     }
 }
 
-// sums[i] = x[PER i] + ... + x[PER i + PER - 1] for PER of 4 or 8; x is used up. For all i at once,
-// since a fold of its own for each has no lanes.
+// sums[i] = x[PER i] + ... + x[PER i + PER - 1] for PER of 2, 4 or 8; x is used up. For all i at
+// once, since a fold of its own for each has no lanes.
 template <int N, int PER>
 inline void zmlx_fold(thread float* sums, thread float* x) {
     float half_[N * PER / 2];
+    if (PER == 2) {
+        zmlx_halve<N>(sums, x);
+        return;
+    }
     zmlx_halve<N * PER / 2>(half_, x);
     if (PER == 8) {
         zmlx_halve<2 * N>(x, half_);
