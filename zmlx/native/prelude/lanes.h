@@ -225,7 +225,8 @@ METAL_FUNC zmlx_floats<N> zmlx_codes(const metal::uchar* p, int place) {
   } else if constexpr (ZK_PICKS && BITS == 4 && N == 16) {
     return {__builtin_shuffle(zk_nibbles - 8.0f, zk_placed<BITS, N>(p, place))};
   } else {
-    const auto codes = zk_placed<BITS, N>(p, place) & ((1 << BITS) - 1);
+    auto codes = zk_placed<BITS, N>(p, place);
+    if (BITS * place + BITS < 8) codes &= (1 << BITS) - 1;
     return {__builtin_convertvector(codes - (1 << (BITS - 1)), typename zmlx_floats<N>::zk_type)};
   }
 }
