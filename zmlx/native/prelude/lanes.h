@@ -1,9 +1,9 @@
 // section lanes; needs base; after numbers; tokens ZMLX_FLOATS ZMLX_LANES ZMLX_SUMS ZMLX_ROLLED ZMLX_SCALAR ZMLX_APART zmlx_floats
 // zmlx_floats<N>: N floats side by side, which one thread computes with as a vector register, or as
-// several: g++ keeps a vector that is longer than a register in memory, where decoding took ten
-// times as long. Loops over arrays say the same, but compilers do not keep their sums in registers,
-// or widen bytes in ten instructions. A kernel that uses these has the loops for targets without
-// ZMLX_FLOATS.
+// several: g++ keeps a vector that is longer than a register in memory, where decoding took two to
+// three times as long. Loops over arrays say the same, but compilers do not keep their sums in
+// registers, or widen bytes in ten instructions. A kernel that uses these has the loops for targets
+// without ZMLX_FLOATS.
 
 #define ZMLX_FLOATS 1
 
@@ -42,7 +42,10 @@ inline constexpr int zk_register_lanes = 8;
 inline constexpr int zk_register_lanes = 4;
 #endif
 
-template <int N, bool One = (N <= zk_register_lanes)>
+template <int N>
+inline constexpr bool zk_is_register = N <= zk_register_lanes;
+
+template <int N, bool One = zk_is_register<N>>
 struct zmlx_floats {
   typedef float zk_type __attribute__((vector_size(4 * N)));
   zk_type zk_values;
@@ -51,8 +54,6 @@ template <int N>
 struct zmlx_floats<N, false> {
   zmlx_floats<N / 2> zk_low, zk_high;
 };
-template <int N>
-inline constexpr bool zk_is_register = N <= zk_register_lanes;
 
 template <int N>
 struct zk_integers {
