@@ -226,3 +226,30 @@ def test_an_annotation_may_be_a_text():
         return x * n
 
     check(f, [1.5, 2.0], [2, 3])
+
+
+@jit
+def reassigned(n: int, x):
+    odd = n % 2
+    n = n * x
+    return odd, n
+
+
+@jit
+def renamed(n: int, x):
+    odd = n % 2
+    product = n * x
+    return odd, product, n > 16777216
+
+
+def test_a_variable_has_one_type_throughout():
+    """The page says so: an int that another line makes a float is exact up to 2^24 alone."""
+    n = mx.array([7, 16777217])
+    odd, product = reassigned(n, 2.0)
+    assert (odd.dtype, product.dtype) == (mx.float32, mx.float32)
+    assert odd.tolist() == [1.0, 0.0]
+    odd, product, larger = renamed(n, 2.0)
+    assert odd.tolist() == [1, 1]
+    assert larger.tolist() == [False, True]
+    assert (odd.dtype, product.dtype) == (mx.int32, mx.float32)
+    assert "one type throughout" in (zmlx.jit_compiler.__doc__ or "")
