@@ -158,6 +158,19 @@ def test_the_kernels_effect_is_the_last_row_over_the_one_before(seconds, claim):
     assert "agree to 1e-06" in text
 
 
+def test_the_table_fits_a_terminal():
+    """Of 80 columns, with the longest numbers that are likely."""
+    rows = (MLX, MLX_OPENBLAS, ZMLX_OPENBLAS)
+    times, peak = (12.3456, 0.1, 0.0987), 9999 * 10**6
+    wide = [
+        Result(row, [Step(5.7074, seconds)] * 20_000, 1, peak, peak)
+        for row, seconds in zip(rows, times, strict=True)
+    ]
+    lines = report.table(wide, DEMO).splitlines()
+    assert len(lines) == 4
+    assert max(map(len, lines)) <= 80
+
+
 def test_the_first_step_does_not_count_for_the_speed():
     result = Result(MLX, [Step(5.0, 60.0), Step(4.0, 0.1), Step(3.0, 0.2), Step(3.0, 0.3)])
     assert result.step_seconds == 0.2

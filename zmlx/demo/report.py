@@ -19,16 +19,16 @@ def table(results: Sequence[Result], settings: Settings) -> str:
     """Returns one line per row: time, speed, peak memory and losses."""
     tokens = settings.batch * settings.context
     base = results[0].step_seconds
-    lines = [
-        f"{'row':<16} {'steps':>6} {'ms/step':>9} {'tokens/s':>9} {'vs MLX':>7} "
-        f"{'MLX peak':>9} {'process':>8}   loss: first → last"
+    lines = [  # of 80 columns at most, as a terminal has them
+        f"{'row':<15} {'steps':>5} {'ms/step':>7} {'tokens/s':>9} {'vs MLX':>7} "
+        f"{'MLX peak':>8} {'process':>7}  loss from → to"
     ]
     for result in results:
         lines.append(
-            f"{result.row.name:<16} {len(result.steps):>6} {1e3 * result.step_seconds:>9.1f} "
+            f"{result.row.name:<15} {len(result.steps):>5} {1e3 * result.step_seconds:>7.1f} "
             f"{tokens / result.step_seconds:>9,.0f} {base / result.step_seconds:>6.2f}× "
-            f"{result.mlx_peak / 1e6:>6.0f} MB {result.process_peak / 1e6:>5.0f} MB   "
-            f"{result.steps[0].loss:.4f} → {result.steps[-1].loss:.4f}"
+            f"{result.mlx_peak / 1e6:>5.0f} MB {result.process_peak / 1e6:>4.0f} MB  "
+            f"{result.steps[0].loss:.3f} → {result.steps[-1].loss:.3f}"
         )
     return "\n".join(lines)
 
