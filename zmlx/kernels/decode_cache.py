@@ -262,7 +262,7 @@ for (int e = 0; e < ROWS * GROUPS; ++e) {
         own_sums[e] += own[e * GROUP + i];
     }
 }
-// Weights times the scales of V, and 16 sums of weights times its biases for each group.
+// Weights times the scales of V, and W sums of weights times its biases for each group.
 float scaled[ROWS * GROUPS_V * KEYS];
 float shift[ROWS * GROUPS_V * W];
 for (int e = 0; e < ROWS * GROUPS_V * W; ++e) {
