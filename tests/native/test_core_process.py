@@ -149,6 +149,42 @@ def test_only_the_binding_knows_of_python() -> None:
             assert not re.search(r"\bPy[A-Z]|python_", path.read_text()), path.name
 
 
+def closing(text: str, start: int) -> int:
+    """Where what is open at `start` ends."""
+    depth = 0
+    for i in range(start, len(text)):
+        depth += (text[i] in "({") - (text[i] in ")}")
+        if depth < 0:
+            return i
+    return len(text)
+
+
+def captured_bindings(text: str) -> list[str]:
+    """Names of structured bindings that lambdas capture by default."""
+    text = re.sub(r"//.*|\"(?:\\.|[^\"\\\n])*\"", "", text)
+    found = []
+    for binding in re.finditer(r"\bauto\s*&{0,2}\s*\[([\w\s,]+)\]", text):
+        end = closing(text, binding.end())
+        if text[end : end + 1] == ")":  # of a loop's head, whose body follows
+            end = closing(text, text.index("{", end) + 1)
+        for introducer in re.finditer(r"\[[&=](?:,[^\]]*)?\]", text[: end + 1]):
+            if introducer.start() > binding.end():
+                body = text.index("{", introducer.end()) + 1
+                used = re.findall(r"\w+", text[body : closing(text, body)])
+                found += [name for name in re.findall(r"\w+", binding[1]) if name in used]
+    return found
+
+
+def test_no_lambda_captures_a_name_of_a_structured_binding() -> None:
+    """Which clang refuses before version 16: the core would not compile there."""
+    bad = "for (auto& [a, b] : all()) { auto f = [&](int x) { return x + b; }; f(a); }"
+    assert captured_bindings(bad) == ["b"]
+    assert captured_bindings("auto [a, b] = one(); use([=] { return a; });") == ["a"]
+    assert captured_bindings("{ auto [a, b] = one(); } use([&] { return a; });") == []
+    for source in sorted(native.HERE.glob("*.cc")):
+        assert not captured_bindings(source.read_text()), source.name
+
+
 def test_import_builds_nothing(tmp_path: Any) -> None:
     code = "import zmlx, sys; print('mlx.core' in sys.modules and 'zmlx.native' in sys.modules)"
     done = python(code, ZMLX_CACHE_DIR=str(tmp_path / "cache"))

@@ -219,8 +219,9 @@ void balance_conditionals(Unit& unit) {
   auto& tokens = unit.tokens;
   if (std::none_of(tokens.begin(), tokens.end(), names_narrow_type)) return;
   for (auto& [begin, question, colon, last, yes, no] : find_conditionals(unit)) {
-    auto open = [&](const std::string& other) {
-      return no.empty() ? " (zk_arm(), " : " (zk_arm_beside<" + other + ">(), ";
+    // By value: clang 15 and older capture no name of a structured binding.
+    auto open = [known = !no.empty()](const std::string& other) {
+      return known ? " (zk_arm_beside<" + other + ">(), " : " (zk_arm(), ";
     };
     // A class is no null pointer, which this zero may have to be.
     for (size_t arm : {question + 1, colon + 1}) {
