@@ -69,6 +69,13 @@ def test_no_command_is_wrong_usage(capsys):
     assert done.value.code == 2
 
 
+def test_a_script_is_required_and_its_arguments_are_not(capsys):
+    with pytest.raises(SystemExit) as done:
+        main(["run"])
+    assert done.value.code == 2
+    assert capsys.readouterr().err.endswith("arguments are required: SCRIPT\n")
+
+
 def test_list_shows_every_op(capsys):
     assert main(["list"]) == 0
     output = capsys.readouterr().out

@@ -14,9 +14,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT names a module")
     parser.add_argument("script", metavar="SCRIPT", help="a Python file, or a module with -m")
-    parser.add_argument(
+    rest = parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="…", help="arguments of the script"
     )
+    rest.required = False  # argparse calls it missing where SCRIPT is
 
 
 def run(arguments: argparse.Namespace) -> int:
