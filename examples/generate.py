@@ -20,6 +20,10 @@ def main():
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--plain", action="store_true", help="do not patch")
     arguments = parser.parse_args()
+    if arguments.tokens < 1:
+        parser.error(f"'--tokens' must be at least 1 but got {arguments.tokens}.")
+    if not arguments.prompt:
+        parser.error("'--prompt' must have at least one character.")
     if arguments.model:
         from mlx_lm import generate, load
 

@@ -93,6 +93,8 @@ def main():
     parser.add_argument("--text", type=Path, help="any file (default: Python's help topics)")
     parser.add_argument("--steps", type=int, default=300)
     options = parser.parse_args()
+    if options.steps < 1:
+        parser.error(f"'--steps' must be at least 1 but got {options.steps}.")
 
     if mx.default_device() == mx.cpu:
         zmlx.use_openblas()

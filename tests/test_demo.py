@@ -274,3 +274,16 @@ def test_the_example_learns(tmp_path):
     assert done.returncode == 0, done.stderr
     first, last = (float(line.split()[3]) for line in done.stdout.splitlines())
     assert last < first
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (("train_lm.py", "--steps", "0"), "'--steps' must be at least 1 but got 0."),
+    (("generate.py", "--tokens", "0"), "'--tokens' must be at least 1 but got 0."),
+    (("generate.py", "--prompt", ""), "'--prompt' must have at least one character."),
+])  # fmt: skip
+def test_an_example_that_would_do_nothing_says_so(arguments, message):
+    if arguments[0] == "generate.py":
+        pytest.importorskip("mlx_lm")
+    done = command(f"examples/{arguments[0]}", *arguments[1:])
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"error: {message}\n")
