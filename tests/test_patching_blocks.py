@@ -54,6 +54,33 @@ class Plain(mnn.Module):
         return self.down(mnn.silu(self.gate(hidden_states)) * self.up(hidden_states))
 
 
+class Scaled(Plain):
+    """An MLP with an argument more."""
+
+    def __call__(self, hidden_states, scale=1.0):
+        return scale * super().__call__(hidden_states)
+
+
+class ScaledInside(Plain):
+    def __call__(self, x, *, scale=1.0, limit=None):
+        gate = self.gate(x) if limit is None else mx.minimum(self.gate(x), limit)
+        return self.down(mnn.silu(gate) * self.up(x) * scale)
+
+
+class Heads(Plain):
+    """Attention of two projections, in products and a softmax."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = mnn.Identity(), mnn.Linear(24, 24)
+        self.gate = mnn.Linear(24, 72)
+
+    def __call__(self, x, mask=None):
+        q, k, v = mx.split(self.gate(x), 3, axis=-1)
+        weights = mx.exp(q @ k.swapaxes(-1, -2))
+        return self.down((weights / weights.sum(axis=-1, keepdims=True)) @ v)
+
+
 class PlainSum(mnn.Module):
     def __init__(self):
         super().__init__()
@@ -115,6 +142,27 @@ def test_a_replacement_runs_whether_its_arrays_come_by_place_or_by_name(cls, nam
         module(**by_name, other=1)
     with pytest.raises(TypeError):
         module()
+
+
+@pytest.mark.parametrize("cls", [Scaled, ScaledInside])
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_an_mlp_may_take_more_that_has_a_default(cls, mode):
+    model, x = mnn.Sequential(cls()), drawn(2, 3, 24)
+    want, scaled = model(x), model.layers[0](x, scale=0.5)
+    assert zmlx.patch(model, mode=mode).kinds() == {"mlp": 1}
+    with calls_of(cls) as own:
+        assert mx.allclose(model(x), want, atol=1e-5)
+    assert not own
+    with calls_of(cls) as own:
+        assert mx.array_equal(model.layers[0](x, scale=0.5), scaled)
+        assert mx.array_equal(model.layers[0](x, scale=1.0), want)
+    assert len(own) == 2
+
+
+def test_what_takes_a_mask_and_is_no_mlp_has_no_reason():
+    report = zmlx.patch(mnn.Sequential(Heads()))
+    assert not report.replaced
+    assert not report.skipped
 
 
 def test_a_gated_unit_takes_a_number():

@@ -148,17 +148,21 @@ class Matcher(Mixtures, Leaves):
         return found or self._block(module)
 
     def _wirings(
-        self, module: mnn.Module, axes: Sequence[int], candidates: Iterable[Sequence[int]]
+        self,
+        module: mnn.Module,
+        axes: Sequence[int],
+        candidates: Iterable[Sequence[int]],
+        alone: bool = False,
     ) -> list[tuple[mx.Dtype, int, list[Wiring]]]:
         """The wirings for all dtypes and these numbers of axes that the module takes, of a call on
-        arrays with the first of these last axes that it takes: of the module as it is, and in
-        another dtype than its own also of one in that."""
+        arrays with the first of these last axes that it takes, `alone` or with other arguments: of
+        the module as it is, and in another dtype than its own also of one in that."""
 
         def traced(
             n: int, last: Sequence[int], dtype: mx.Dtype = mx.float32, of: mnn.Module = module
         ) -> Wiring:
             own = [mx.zeros((*self._sizes.leads[n - 2], width), dtype) for width in last]
-            return wiring(self._graphs, of, *own, few=SIZES[0].leads[n - 2])
+            return wiring(self._graphs, of, *own, few=SIZES[0].leads[n - 2], alone=alone)
 
         found: list[tuple[mx.Dtype, int, list[Wiring]]] = []
         last: Sequence[int] | None = None
@@ -182,15 +186,27 @@ class Matcher(Mixtures, Leaves):
         return found
 
     def _mlp(self, module: mnn.Module) -> Plan | None:
-        """A module of projections with one array."""
+        """A module of projections with one array, whose other arguments, if any, are their
+        defaults. One that takes others may be attention, or anything else: that it is no
+        feed-forward network is no reason then."""
         children = _children(module)
-        if len(children) > 4 or len(parameters_of_call_or_none(module)) != 1:
+        parameters = parameters_of_call_or_none(module)
+        needed = any(p.default is p.empty for p in parameters[1:])
+        if len(children) > 4 or not parameters or needed:
             return None
         projections = [c for c in children if _is_projection(c)]
         if len(projections) not in (2, 3):
             return None
+        try:
+            return self._mlp_alone(module)
+        except UnmatchedError:
+            if len(parameters) == 1:
+                raise
+            return None
+
+    def _mlp_alone(self, module: mnn.Module) -> MLPPlan:
         plans: dict[MLPPlan, set[tuple[mx.Dtype, int]]] = {}
-        for dtype, axes, found in self._wirings(module, (2, 3), _alone(module)):
+        for dtype, axes, found in self._wirings(module, (2, 3), _alone(module), alone=True):
             plan, *others = (self._mlp_of(module, one) for one in found)
             if plan is not None and all(other == plan for other in others):
                 plans.setdefault(plan, set()).add((dtype, axes))
@@ -206,7 +222,9 @@ class Matcher(Mixtures, Leaves):
             return None
         *inputs, output = calls
         x, last = graphs.input(0), graphs.input(len(calls))
-        if found.result != last or any(c.arguments != (x,) for c in inputs):
+        if not self._algebra.same([found.result], [last]):
+            return None
+        if any(c.arguments != (x,) for c in inputs):
             return None
         between = output.arguments[0]
         arrays = [mx.zeros(shape, dtype) for shape, dtype in found.shapes[:-1]]

@@ -283,12 +283,14 @@ def wiring(
     *arrays: mx.array,
     pairs: bool = False,
     few: tuple[int, ...] | None = None,
+    alone: bool = False,
 ) -> Wiring:
     """The wiring of the module's call on arrays like these, which are its first arguments; `pairs`:
-    whether it and its children may return two arrays. Children are called only to see the shapes of
+    whether it and its children may return two arrays; `alone`: of a call with nothing else, where
+    its other arguments are their defaults. Children are called only to see the shapes of
     what they return, with the axes `few` in front in the place of the arrays' own, if given: one
     that goes through a long prompt step by step, or needs a value, would take its time."""
-    others = parameters_of_call(module)[len(arrays) :]
+    others = [] if alone else parameters_of_call(module)[len(arrays) :]
     required = [p for p in others if p.default is p.empty]
     small = _like(arrays, few) if few else arrays
     shapes = _shapes(module, small, {p.name: None for p in required}, pairs)
