@@ -28,6 +28,27 @@ def test_copies_that_did_not_change_leave_the_change_of_another():
     assert activation._negative_slope == 0.5
 
 
+def test_what_checkpoints_the_layers_of_a_model_leaves_another_model_alone():
+    """As mlx-lm does it: by the call of a layer's class, which all of that class then have."""
+    first, second = (mnn.Sequential(mnn.RMSNorm(24), mnn.RMSNorm(24)) for _ in range(2))
+    zmlx.patch(first)
+    cls = type(first.layers[0])
+    own, calls = cls.__call__, []
+
+    def checkpointed(module, *arguments):
+        calls.append(module)
+        return mx.checkpoint(lambda *given: own(module, *given))(*arguments)
+
+    cls.__call__ = checkpointed
+    x = mx.ones((2, 24))
+    first(x)
+    assert calls == first.layers
+    zmlx.patch(second)
+    zmlx.unpatch(first)
+    mx.eval(first(x), second(x))
+    assert calls == first.layers
+
+
 class Core(mnn.Module):
     """Attention without projections, and so without arrays, but with modules below it."""
 

@@ -28,8 +28,10 @@ export void products(const float* x, float* y, long n) {
   }
 }
 export void pairs(const float* x, float* y, long n) {
-  for (long i = 0; i + 2 * LANES <= n; ++i)
-    zmlx_write<LANES>(y + i * LANES, zmlx_pair_sums<LANES>(zmlx_read<LANES>(x + i), zmlx_read<LANES>(x + i + LANES)));
+  for (long i = 0; i + 2 * LANES <= n; ++i) {
+    const auto a = zmlx_read<LANES>(x + i), b = zmlx_read<LANES>(x + i + LANES);
+    zmlx_write<LANES>(y + i * LANES, zmlx_pair_sums<LANES>(a, b));
+  }
 }
 export void eights(const uchar* x, float* y, long n) {
   for (long i = 0; i + LANES <= n; ++i, y += 2 * LANES) {

@@ -3,9 +3,9 @@
 On the CPU a `zmlx_floats<N>` is a vector register or a few (`native/prelude/lanes.h`), which loops
 over arrays would leave to chance: g++ 12 stores their sums at every step and widens 16 bytes in ten
 instructions. The header says how many lanes and sums a machine has registers for: 16 of 16 with
-AVX-512, 8 of 8 elsewhere. Lane u of a step of packed values has value `place` of byte u, so that all lanes share
-one shift and, since groups are whole numbers of 32 values, one scale and one bias. A GPU compiles
-the same text with plain loops and does not run it.
+AVX-512, 8 of 8 elsewhere. Lane u of a step of packed values has value `place` of byte u, so that
+all lanes share one shift and, since groups are whole numbers of 32 values, one scale and one bias.
+A GPU compiles the same text with plain loops and does not run it.
 """
 
 from __future__ import annotations

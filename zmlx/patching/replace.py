@@ -136,19 +136,22 @@ def _setitem(self: Any, key: str, value: Any) -> None:
 
 _NOTHING = object()
 
-_CLASSES: dict[Any, type[nn.Module]] = {}
+_CLASSES: dict[Any, tuple[type[nn.Module], Any]] = {}
 
 
 def _patched_class(cls: type[nn.Module], methods: tuple[str, ...]) -> type[nn.Module]:
     """The subclass of cls whose modules run a plan, or whose methods run with our functions; one
     for as long as its call and these methods, and the functions that they call, stay the same
-    objects."""
+    objects, and its own call what it was: who checkpoints a layer sets that of its class, and means
+    the layers of this model."""
     found = {name: inspect.getattr_static(cls, name) for name in methods}
     called = tuple(frozenset(calling(_function(f))) for f in found.values())
     key = (cls, cls.__call__, tuple(found.items()), called)
-    if key not in _CLASSES:
-        _CLASSES[key] = _subclass(cls, found)
-    return _CLASSES[key]
+    made, call = _CLASSES.get(key, (None, None))
+    if made is None or made.__call__ is not call:
+        made = _subclass(cls, found)
+        _CLASSES[key] = made, made.__call__
+    return made
 
 
 def _function(method: Any) -> types.FunctionType:
