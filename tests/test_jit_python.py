@@ -39,6 +39,17 @@ def test_a_shift_beyond_all_bits_leaves_the_sign():
         check(f, INTS, [k] * len(INTS))
 
 
+def test_a_float_may_be_made_of_a_text():
+    @jit
+    def f(x):
+        least, most = float("inf"), float("-inf")
+        for i in range(3):
+            least, most = min(least, x * i), max(most, x * i)
+        return least, most, float("nan"), float(" 1_0e-1 ") * x
+
+    check(f, [0.5, -1.5, 3.0])
+
+
 def test_constants_may_be_large_where_the_result_is_not():
     @jit
     def f(n: int, x):

@@ -285,6 +285,23 @@ def _cached(x):
     return x
 
 
+def _inner_function(x):
+    def inner(y):
+        return y
+
+    return inner(x)
+
+
+def _deleted(x):
+    y = x
+    del y
+    return x
+
+
+def _text_of_no_float(x):
+    return x + float("infinite")
+
+
 REFUSED = [
     (_global_array, "x + ARRAY", "'ARRAY' must be an int, a float or a bool but is of type array"),
     (_no_return, "def _no_return", "'_no_return' may end without a return"),
@@ -338,6 +355,9 @@ REFUSED = [
     (_three_logarithms, "math.log(x, x, x)", "math.log takes 1 or 2 arguments but got 3"),
     (_decorated, "@scaled", "the decorator 'scaled' of '_decorated' must not be below jit"),
     (_cached, "@functools.cache", "the decorator 'functools.cache' of '_cached' must not be"),
+    (_inner_function, "def inner(y)", "a 'def' statement is not supported"),
+    (_deleted, "del y", "a 'del' statement is not supported"),
+    (_text_of_no_float, '"infinite"', "'infinite' is no float"),
     (_nan_free, "assert x > 0", "a 'assert' statement is not supported"),
 ]
 

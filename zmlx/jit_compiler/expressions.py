@@ -161,6 +161,13 @@ class Expressions:
             self.source.fail(node, f"the constant {node.value!r} is not supported")
         return self.wide_literal(node.value, node)
 
+    def float_of_text(self, node: Any) -> Value:
+        """The constant that `float("inf")` is, or `float` of another text."""
+        try:
+            return self.literal(float(node.value), node)
+        except ValueError:
+            self.source.fail(node, f"{node.value!r} is no float")
+
     def wide_literal(self, value: bool | int | float, node: ast.AST) -> Value:
         """A constant, which may be an int of any reasonable size."""
         wide = type(value) is int and value.bit_length() <= 1024
@@ -397,6 +404,9 @@ class Expressions:
         if not origin:
             hint = "decorate it with jit" if hasattr(target, "__code__") else ""
             self.source.fail(node, f"{ast.unparse(node.func)!r} is not supported", hint)
+        text = node.args[0] if len(node.args) == 1 else None
+        if target is float and isinstance(text, ast.Constant) and isinstance(text.value, str):
+            return (self.float_of_text(text),)
         args = [self.value(a) for a in node.args]
         if origin == "python":
             return (self.python(name, args, node),)

@@ -26,6 +26,14 @@ _MACRO = re.compile(r"__.*|_[A-Z].*|[A-Z0-9_]{2,}|(zmlx|zk)_.*")
 _WORDS = ("char8_t", "char16_t", "char32_t", "co_await", "co_return", "co_yield", "wchar_t")
 #: What `_d_` between a variable and an input could be taken for.
 _DERIVATIVE = re.compile(r"(?<=_)d(?=_|$)|^d(?=_)")
+#: Statements that Python's syntax tree calls other than Python does.
+_STATEMENTS = {
+    "AsyncFunctionDef": "async def",
+    "ClassDef": "class",
+    "Delete": "del",
+    "FunctionDef": "def",
+    "ImportFrom": "import",
+}
 _PYTHON_TYPES = {"float": "float", "int": "int", "bool": "bool", "array": "float"}
 
 
@@ -192,7 +200,8 @@ class Frontend(Expressions):
                 return
             handler = getattr(self, "_on_" + type(node).__name__, None)
             if handler is None:
-                word = type(node).__name__.lower()
+                kind = type(node).__name__
+                word = _STATEMENTS.get(kind, kind.lower())
                 self.source.fail(node, f"a {word!r} statement is not supported")
             handler(node)
 
