@@ -23,6 +23,8 @@ def main():
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--batch", type=int, default=4, help="rows, of all processes together")
     arguments = parser.parse_args()
+    if arguments.steps < 1:
+        parser.error(f"'--steps' must be at least 1 but got {arguments.steps}.")
 
     world = mx.distributed.init()
     rank, size = world.rank(), world.size()

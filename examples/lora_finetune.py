@@ -53,6 +53,8 @@ def main():
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--plain", action="store_true", help="do not patch")
     arguments = parser.parse_args()
+    if arguments.steps < 1:
+        parser.error(f"'--steps' must be at least 1 but got {arguments.steps}.")
 
     if arguments.model:
         from mlx_lm import load
