@@ -241,9 +241,10 @@ def test_an_annotation_may_be_a_text():
 
 @jit
 def reassigned(n: int, x):
-    odd = n % 2
-    n = n * x
-    return odd, n
+    k = n
+    odd = k % 2
+    k = k * x
+    return odd, k
 
 
 @jit

@@ -148,6 +148,11 @@ def _declared(x):
     return n
 
 
+def _argument(n: int, x):
+    n = n * 0.5
+    return n + x
+
+
 def _returned(x) -> int:
     return x * 0.5
 
@@ -328,6 +333,7 @@ REFUSED = [
     (_reduction, "mx.max(x)", "'mx.max' is not supported"),
     (_bits, "x & 1", "& needs ints but got a float"),
     (_declared, "n: int = x * 2", "'n' is declared int but is assigned a float"),
+    (_argument, "n = n * 0.5", "'n' is declared int but is assigned a float"),
     (_returned, "return x * 0.5", "int is declared but a float is returned"),
     (_too_big, "3000000000", "3000000000 is outside the range of a 32-bit int"),
     (_overflow, "2**31", "2147483648 is outside the range of a 32-bit int"),

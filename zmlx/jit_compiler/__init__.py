@@ -13,9 +13,10 @@ comparisons, and/or/not, `for` over range, `while`, break and continue, early re
 `math`, `mlx.core` and `mlx.nn`, calls of other jitted functions. Anything else is an error that
 shows the line.
 
-A variable has one type throughout, the largest of bool, int and float that it is assigned: an int,
-an argument too, that is a float in another line is a float32 from the start, exact up to 2^24, and
-so is an int beside a float, in a comparison too. Another name keeps it an int.
+A variable has one type throughout, the largest of bool, int and float that it is assigned: an int
+that is a float in another line is a float32 from the start, exact up to 2^24, and so is an int
+beside a float, in a comparison too. Another name keeps it an int. What is declared int, an argument
+too, is assigned no float.
 
 A number from outside is read when the function is compiled. Where Python raises, a float comes out
 as from MLX (1 / 0 is inf) and an int is undefined: ints have 32 bits, and neither overflow nor

@@ -161,10 +161,12 @@ class Frontend(Expressions):
 
     def assign(self, variable: str, value: Value, node: ast.AST) -> None:
         """`variable = value`, which may enlarge the variable's type."""
-        declared = self.declared.get(variable)
+        declared = self.declared.get(variable) or self.inputs.get(variable)
         if declared and ir.join(declared, value.type) != declared:
             self.source.fail(
-                node, f"{variable!r} is declared {declared} but is assigned a {value.type}"
+                node,
+                f"{variable!r} is declared {declared} but is assigned a {value.type}",
+                "give that another name",
             )
         type_ = ir.join(self.type_of(variable), value.type, declared or "bool")
         self.types[self.written[variable]] = type_
