@@ -31,7 +31,10 @@ settings.load_profile("few")
 
 def pytest_configure(config):
     worker = os.environ.get("PYTEST_XDIST_WORKER")
-    if worker is not None:
+    if worker is None:
+        if config.getoption("numprocesses", None):
+            mlx_compiled.precompile()
+    else:
         own = mlx_compiled.begin(worker)
 
         def end():
