@@ -42,7 +42,8 @@ def compilers() -> dict[str, list[str]]:
     if path := shutil.which("clang++"):
         found["clang++"] = [path]
     elif importlib.util.find_spec("ziglang"):
-        found["clang++"] = [sys.executable, "-m", "ziglang", "c++"]
+        # The prelude needs no C++ library, which Zig would compile for two minutes.
+        found["clang++"] = [sys.executable, "-m", "ziglang", "c++", "-nostdlib++"]
     return found
 
 
@@ -109,6 +110,8 @@ def run_compiler(
     source = stem.with_suffix(".cc")
     source.write_text(text)
     command = [*compilers()[compiler], *FLAGS, *flags, str(source), "-o"]
+    if "ziglang" in command:
+        command = [part.replace("=x86-64-", "=x86_64_") for part in command]
     command += [str(stem.with_suffix(output))]
     done = subprocess.run(
         command, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}

@@ -124,5 +124,6 @@ class Graphs:
 
 
 def _constant(array: mx.array) -> Any:
-    data = (array if array.ndim else array[None]).view(mx.uint8)
-    return ("constant", str(array.dtype), tuple(array.shape), bytes(data))
+    # Some 50 times as fast as to let MLX view it as bytes.
+    data = memoryview(array).tobytes()  # type: ignore[arg-type]
+    return ("constant", str(array.dtype), tuple(array.shape), data)

@@ -264,10 +264,11 @@ class Leaves:
         if arrays:
             return None
         found: dict[tuple[str, bool], frozenset[tuple[mx.Dtype, int]]] = {}
-        for op, first, f in packed():
-            template, key = partial(_alone, f), ("packed", id(f), width)
+        for unit in packed():
+            template, key = partial(_alone, unit.in_mlx), ("packed", unit, width)
             verified = self._compare(module, {}, [], width, template, key)
-            found[op, first] = found.get((op, first), frozenset()) | verified
+            plan = unit.op, unit.gate_first
+            found[plan] = found.get(plan, frozenset()) | verified
         (op, first), verified = max(found.items(), key=lambda item: len(item[1]))
         if not verified:
             return None

@@ -25,7 +25,7 @@ from .routing import Routing
 from .shadows import child_of, count_of, detached, entries, is_opaque, named
 from .steps import Add, AddNorm, BlockPlan, CallChild, Mix
 from .surroundings import kept
-from .templates import ACTIVATIONS, GATED, packed
+from .templates import Unit, units
 from .wiring import (
     Call,
     Wiring,
@@ -52,6 +52,7 @@ class Matcher(Mixtures, Leaves):
     def __init__(self) -> None:
         super().__init__()
         self._known: dict[Any, Plan | UnmatchedError] = {}
+        self._unit: Unit | None = None  # of the module that is compared
 
     def plan(self, module: mnn.Module) -> Plan | None:
         """The plan, None for a module that is no candidate; raises `UnmatchedError` with a reason
@@ -60,10 +61,13 @@ class Matcher(Mixtures, Leaves):
         key = _key(module)
         found = self._known.get(key)
         if found is None and key not in self._known:
+            above, self._unit = self._unit, None
             try:
                 found = self._that_stays(module)
             except UnmatchedError as reason:
                 found = reason
+            finally:
+                self._unit = above
             self._known[key] = found  # type: ignore[assignment]
         if isinstance(found, UnmatchedError):
             raise found
@@ -231,7 +235,6 @@ class Matcher(Mixtures, Leaves):
         width = found.shapes[-2][0][-1] if len(inputs) == 2 else found.shapes[0][0][-1]
         paths = tuple(c.path for c in inputs)
         lead_in = mx.zeros((1,))
-        empty: frozenset[Any] = frozenset()
 
         def equals(template: Callable[..., Any]) -> bool:
             try:
@@ -240,28 +243,23 @@ class Matcher(Mixtures, Leaves):
             except Exception:
                 return False
 
-        if len(inputs) == 2:
-            if arrays[0].shape != arrays[1].shape:
-                return None
-            for op, unit in GATED:
-                for first in (True, False):
-                    if equals(lambda a, b, f=unit, s=first: f(a, b) if s else f(b, a)):
-                        return MLPPlan(
-                            "mlp", op, width, empty, paths, output.path, "gated", first, ""
-                        )
+        if len(inputs) == 2 and arrays[0].shape != arrays[1].shape:
             return None
-        for op, first, unit in packed():
-            if equals(unit):
+        for unit in self._likely(units(len(inputs))):
+            if equals(unit.in_mlx):
+                self._unit = unit
                 return MLPPlan(
-                    "mlp", op, width // 2, empty, paths, output.path, "packed", first, ""
-                )
-        for name, activation in ACTIVATIONS:
-            if equals(activation):
-                op = F.ACTIVATIONS[name]
-                return MLPPlan(
-                    "mlp", op, width, empty, paths, output.path, "activation", True, name
-                )
+                    "mlp", unit.op, width // 2 if unit.kind == "packed" else width, frozenset(),
+                    paths, output.path, unit.kind, unit.gate_first, unit.function,
+                )  # fmt: skip
         return None
+
+    def _likely(self, candidates: Sequence[Unit]) -> Iterator[Unit]:
+        """The candidates, and before the others the one that was found in another mode, for another
+        size or dtype."""
+        if self._unit in candidates:
+            yield self._unit  # type: ignore[misc]
+        yield from (unit for unit in candidates if unit != self._unit)
 
     def _block(self, module: mnn.Module) -> Plan | None:
         """A block with a sum that is normed."""

@@ -204,9 +204,41 @@ def _slices(x: mx.array) -> tuple[mx.array, mx.array]:
 PACKINGS: tuple[Callable[[mx.array], tuple[mx.array, mx.array]], ...] = (_halves, _slices)
 
 
+@dataclass(frozen=True)
+class Unit:
+    """What a feed-forward network does between its projections.
+
+    Attributes:
+        kind: "gated" (of two projections), "packed" (of one that has both halves) or "activation".
+        op: of zmlx.
+        gate_first: whether the gate is the first projection or half.
+        function: mlx.nn's name, of an activation.
+        in_mlx: the template, of what the projections return.
+    """
+
+    kind: str
+    op: str
+    gate_first: bool
+    function: str
+    in_mlx: Function
+
+
+@lru_cache
+def units(projections: int) -> tuple[Unit, ...]:
+    """Units of what one or two projections return."""
+    if projections == 2:
+        return tuple(
+            Unit("gated", op, first, "", f if first else _turned(f))
+            for op, f in GATED
+            for first in (True, False)
+        )
+    activations = (Unit("activation", F.ACTIVATIONS[n], True, n, f) for n, f in ACTIVATIONS)
+    return *packed(), *activations
+
+
 @lru_cache(maxsize=1)
-def packed() -> tuple[tuple[str, bool, Function], ...]:
-    """Gated units of one array: (op, whether the gate is the first half, in MLX)."""
+def packed() -> tuple[Unit, ...]:
+    """Gated units of one array."""
 
     def unit(f: Function, take: Any, first: bool) -> Function:
         def packed_unit(x: mx.array) -> mx.array:
@@ -216,8 +248,12 @@ def packed() -> tuple[tuple[str, bool, Function], ...]:
         return packed_unit
 
     return tuple(
-        (op, first, unit(f, take, first))
+        Unit("packed", op, first, "", unit(f, take, first))
         for op, f in GATED
         for take in PACKINGS
         for first in (True, False)
     )
+
+
+def _turned(unit: Function) -> Function:
+    return lambda a, b: unit(b, a)
