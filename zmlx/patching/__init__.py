@@ -33,6 +33,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -75,7 +76,6 @@ KINDS = (
 MODES = ("inference", "training")
 
 
-@random_state_kept()
 def patch(
     model: nn.Module,
     *,
@@ -102,6 +102,19 @@ def patch(
     Returns:
         What was replaced, what was not and why, and what will run.
     """
+    return _patch(model, Matcher(), mode=mode, only=only, exclude=exclude)
+
+
+@random_state_kept()
+def _patch(
+    model: nn.Module,
+    matcher: Matcher,
+    *,
+    mode: str,
+    only: str | Iterable[str] | None,
+    exclude: str | Iterable[str] | None,
+) -> Report:
+    """As `patch`, with what a matcher found before, where nothing has changed since."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"[patch] 'model' must be an mlx.nn.Module but got {_name_of_type(model)}.")
     if mode not in MODES:
@@ -109,7 +122,6 @@ def patch(
     paths = [path for path, _ in named(model)]
     wanted, unwanted = _selection("only", only, paths), _selection("exclude", exclude, paths)
     report = Report(mode)
-    matcher = Matcher()
     found = _plans(model, matcher, report, wanted, unwanted, mode)
     make_own(place for place, _ in found)
     for place, plan in distinct(found):
@@ -320,18 +332,20 @@ def smart_patch(
     # Patching goes through them several times.
     only, exclude = (list(x) if isinstance(x, Iterator) else x for x in (only, exclude))
     options: dict[str, Any] = {"mode": mode, "only": only, "exclude": exclude}
-    kinds = list(patch(model, **options).kinds())
+    matcher = Matcher()
+    kinds = list(_patch(model, matcher, **options).kinds())
     unpatch(model)
     timed = (lambda: model(*sample)) if mode == "inference" else _training(model, sample, loss)
     speeds = []
     for kind in kinds:
         excluded = [k for k in KINDS if k != kind]
         excluded += [exclude] if isinstance(exclude, str) else list(exclude or ())
-        speeds.append((kind, _speed(model, timed, rounds, {**options, "exclude": excluded})))
+        patched = partial(_patch, model, matcher, **{**options, "exclude": excluded})
+        speeds.append((kind, _speed(model, patched, timed, rounds)))
     dropped = [(kind, speed) for kind, speed in speeds if speed < 1]
     excluded = [kind for kind, _ in dropped]
     excluded += [exclude] if isinstance(exclude, str) else list(exclude or ())
-    report = patch(model, mode=mode, only=only, exclude=excluded)
+    report = _patch(model, matcher, **{**options, "exclude": excluded})
     report.dropped = dropped
     report.kept = [(kind, speed) for kind, speed in speeds if speed >= 1]
     return report
@@ -366,14 +380,14 @@ def _squares(model: nn.Module, *sample: Any) -> mx.array:
 
 
 def _speed(
-    model: nn.Module, timed: Callable[[], Any], rounds: int, options: dict[str, Any]
+    model: nn.Module, patching: Callable[[], Any], timed: Callable[[], Any], rounds: int
 ) -> float:
     """How many times as fast the patched model is at what is timed."""
     times: dict[bool, list[float]] = {True: [], False: []}
     for i in range(rounds + 1):
         for patched in (True, False) if i % 2 else (False, True):
             if patched:
-                patch(model, **options)
+                patching()
             try:
                 if i == 0:
                     mx.eval(timed())  # compiles
