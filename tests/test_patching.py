@@ -13,6 +13,7 @@ from small_models import LEFT_OUT, build, names
 
 import zmlx
 from zmlx import kernels, patching
+from zmlx.patching.match import Matcher
 from zmlx.patching.plans import plan_of
 
 pytestmark = pytest.mark.usefixtures("kernels_run")
@@ -347,6 +348,18 @@ def test_smart_patch_keeps_what_is_faster_and_says_so():
     assert all(speed < 1 for _, speed in report.dropped)
     for kind, speed in report.kept + report.dropped:
         assert f"{kind}: {speed:.2f} times the speed" in str(report)
+
+
+def test_smart_patch_compares_the_modules_once(monkeypatch):
+    found = []
+    whole = Matcher._same_in_all
+    monkeypatch.setattr(
+        Matcher, "_same_in_all", lambda self, module: found.append(module) or whole(self, module)
+    )
+    zmlx.patch(build("llama"))
+    once = len(found)
+    zmlx.smart_patch(build("llama"), PROMPT, rounds=1)
+    assert len(found) == 2 * once
 
 
 def test_smart_patch_takes_what_to_exclude_from_an_iterator():
