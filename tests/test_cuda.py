@@ -160,10 +160,10 @@ def test_the_language_compiles():
 
 
 @pytest.mark.slow
-def test_every_kernel_of_the_language_compiles_for_every_architecture():
+def test_every_kernel_of_the_language_compiles():
     kernels = distinct(filter(taken_by_cpu, language_kernels(*language_modules(long=True))))
     assert len(kernels) > 150
-    assert compile_all(kernels) == []
+    assert compile_all(kernels, ["sm_80"]) == []
 
 
 def test_the_kernels_of_mlx_lm_compile():
