@@ -7,17 +7,26 @@ a GPU, its compiler or its arithmetic.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import re
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 HEADER = Path(__file__).with_suffix(".h")
 PRELUDE = Path(__file__).parents[1] / "zmlx" / "native" / "prelude"
+
+# Two calls of an operation must stay two places.
+_COMPILER = [
+    "g++", "-std=c++20", "-O1", "-w", "-fPIC", "-fno-strict-aliasing", "-fno-crossjumping",
+]  # fmt: skip
 
 _LAUNCH = """
 static void** host_buffers;
@@ -49,7 +58,7 @@ def compiled(
     arguments = [f"host_buffers[{i}]" for i in range(buffers)]
     arguments += [f"host_numbers[{i}]" for i in range(numbers)]
     whole = (
-        HEADER.read_text()
+        f'#include "{HEADER.name}"\n'
         + text.replace(intrinsics, "ZK_INTRINSICS_ON_HOST\n")
         + _LAUNCH.format(name=found.group(1), arguments=", ".join(arguments))
     )
@@ -58,12 +67,23 @@ def compiled(
     source, library = stem.with_suffix(".cc"), stem.with_suffix(".so")
     if not library.exists():
         source.write_text(whole)
-        command = ["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-fno-strict-aliasing"]
-        # Two calls of an operation must stay two places.
-        command += ["-fno-crossjumping", *macros, "-o", str(library), str(source)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        headers = ["-I", _precompiled(), "-I", str(HEADER.parent)]
+        _run([*_COMPILER, *macros, *headers, "-shared", "-o", str(library), str(source)])
     return ctypes.CDLL(str(library))
+
+
+@cache
+def _precompiled() -> str:
+    """A folder with the header as g++ has read it, which takes it longer than most kernels."""
+    folder = tempfile.mkdtemp(prefix="zmlx-cuda-on-host-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    _run([*_COMPILER, "-x", "c++-header", "-o", f"{folder}/{HEADER.name}.gch", str(HEADER)])
+    return folder
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def launch(

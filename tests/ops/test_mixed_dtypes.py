@@ -52,10 +52,11 @@ def floats(op):
 
 
 def mixtures(op):
-    """Dtypes of the arguments: one that differs from all others, then each a different one."""
+    """Dtypes of the arguments: one that differs from all others, which are each of three, then each
+    a different one."""
     names = floats(op)
-    some = [{n: other if n == odd else each for n in names}
-            for odd in names for each in DTYPES for other in DTYPES if other != each]  # fmt: skip
+    some = [{n: DTYPES[(turn + 1 + i % 2) % 3] if n == odd else DTYPES[turn] for n in names}
+            for i, odd in enumerate(names) for turn in range(3)]  # fmt: skip
     some += [{n: DTYPES[(turn + step * i) % 3] for i, n in enumerate(names)}
              for turn in range(3) for step in (1, 2)]  # fmt: skip
     some = [{n: d[names[0]] if n in ALIKE.get(op.name, ()) else dtype for n, dtype in d.items()}
