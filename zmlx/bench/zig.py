@@ -26,6 +26,8 @@ from .result import Overhead
 
 ZIG = Path(__file__).resolve().parents[2] / "zig"
 
+#: Zig's word for how much the compiler does.
+_MODE = "ReleaseFast"
 _ROUNDS = 41
 _CALLS = 500
 #: Turns of Zig and Python, which alternate: the machine's speed changes within seconds.
@@ -41,7 +43,7 @@ def overheads() -> Iterator[Overhead]:
     """What is measured, each with Python's figure."""
     # A folder for each tree: Zig takes what it built of another one for what this one would be.
     folder = cache.directory("zig") / hashlib.sha256(str(ZIG).encode()).hexdigest()[:12]
-    command = [sys.executable, "-m", "ziglang", "build", "zmlx-speed", "-Doptimize=ReleaseFast"]
+    command = [sys.executable, "-m", "ziglang", "build", "zmlx-speed", f"-Doptimize={_MODE}"]
     command += [f"-Dpython={sys.executable}", "--cache-dir", str(folder)]
     command += ["--prefix", str(folder / "fast")]
     done = subprocess.run(command, cwd=ZIG, capture_output=True, text=True, check=False)
