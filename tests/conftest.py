@@ -25,7 +25,7 @@ import zmlx
 from zmlx.launch import gpu_target
 
 settings.register_profile("few", max_examples=12, deadline=None, derandomize=True)
-settings.register_profile("many", settings.get_profile("few"), max_examples=60)
+settings.register_profile("many", settings.get_profile("few"), max_examples=40)
 settings.load_profile("few")
 
 
