@@ -38,15 +38,11 @@ def _link(source, target):
 
 def _precompiled():
     """Where the header is kept for this MLX and this compiler, or None without one of them."""
-    compiler = shutil.which("g++")
-    if (
-        compiler is None
-        or not sys.platform.startswith("linux")
-        or not (_INCLUDE / _HEADER).exists()
-    ):
+    compiler, header = shutil.which("g++"), _INCLUDE / _HEADER
+    if compiler is None or not sys.platform.startswith("linux") or not header.exists():
         return None
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-    key = hashlib.sha256(f"{_INCLUDE} {mx.__version__} {compiler}".encode() + version)
+    key = hashlib.sha256(f"{header} {header.stat().st_mtime_ns} {compiler}".encode() + version)
     return _ALL / "headers" / f"{key.hexdigest()[:16]}.gch"
 
 
@@ -56,10 +52,11 @@ def precompile():
     if path is None or path.exists():
         return
     _folder()
-    shutil.rmtree(path.parent, ignore_errors=True)  # 50 MB for each MLX and compiler
-    path.parent.mkdir()
+    path.parent.mkdir(exist_ok=True)
+    for other in path.parent.glob("*.gch"):  # 50 MB for each MLX and compiler
+        other.unlink(missing_ok=True)
     header = ["-I", str(_INCLUDE), "-x", "c++-header", str(_INCLUDE / _HEADER)]
-    part = path.with_suffix(".part")
+    part = path.with_suffix(f".{os.getpid()}")
     done = subprocess.run(["g++", *_FLAGS, *header, "-o", str(part)], capture_output=True)
     if done.returncode == 0:
         part.rename(path)
@@ -70,10 +67,11 @@ def begin(worker):
     own = Path(tempfile.mkdtemp(prefix=f"{worker}-", dir=_folder()))
     _link(_ALL / "finished", own)
     path = _precompiled()
-    if path is not None and path.exists():
+    if path is not None:
         beside = own / "mlx" / mx.__version__ / "cpu" / f"{_HEADER}.gch"
         beside.parent.mkdir(parents=True)
-        os.link(path, beside)
+        with suppress(FileNotFoundError):  # another run, of another MLX, has put its own there
+            os.link(path, beside)
     os.environ["TMPDIR"] = str(own)
     tempfile.tempdir = None
     return own

@@ -13,6 +13,7 @@ from small_models import LEFT_OUT, build, names
 
 import zmlx
 from zmlx import kernels, patching
+from zmlx.patching.capture import Graphs
 from zmlx.patching.match import Matcher
 from zmlx.patching.plans import plan_of
 
@@ -360,6 +361,18 @@ def test_smart_patch_compares_the_modules_once(monkeypatch):
     once = len(found)
     zmlx.smart_patch(build("llama"), PROMPT, rounds=1)
     assert len(found) == 2 * once
+
+
+def test_a_unit_is_looked_for_first_where_it_was_found(monkeypatch):
+    found = []
+    whole = Graphs.capture
+    monkeypatch.setattr(
+        Graphs, "capture", lambda self, *given: found.append(given) or whole(self, *given)
+    )
+    model = mnn.Sequential(mnn.Linear(24, 48), mnn.GELU(), mnn.Linear(48, 24))
+    assert "mlp" in zmlx.patch(model).kinds()
+    # All units for one mode, size, dtype and number of axes; one unit for the hundred others.
+    assert len(found) < 800
 
 
 def test_smart_patch_takes_what_to_exclude_from_an_iterator():
